@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.agent.image_registry import Registry, file, layer, running_registry
 
@@ -13,13 +14,13 @@ from holdfast.cell.cell import GLOBAL, Cell
 from holdfast.cell.image_resolver import read_allowed
 from holdfast.foundation.ports import SystemPorts
 from holdfast.model.errors import Invalid
-from holdfast.model.meta import ObjectMeta, find_condition
+from holdfast.model.meta import Condition, ObjectMeta, find_condition
 from holdfast.model.principal import controller
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.template import DriverName, Template
 from holdfast.model.tenant import Tenant
 from holdfast.model.workload import Workload, WorkloadSpec
-from holdfast.model.writes import Create
+from holdfast.model.writes import Create, Update
 from holdfast.store.memory import MemoryStore
 
 
@@ -65,6 +66,47 @@ async def test_resolver_writes_the_digest_or_why_there_is_none(registry: Registr
         assert block is not None and block.digest == digest
         condition = find_condition(found["denied"].status.conditions, "ImageResolved")
         assert condition is not None and condition.status == "False" and "images.registries" in condition.message
+    finally:
+        await cell.stop()
+
+
+@pytest.mark.parametrize("after", ["digest", "earlier", "none"])
+async def test_condition_follows_a_change_from_a_tag(registry: Registry, after: str) -> None:
+    """To an image with a digest, back to an earlier revision, or to no image: no registry is asked, and what is
+    recorded is about the new template."""
+    digest = registry.push("shop:1", [layer([file("y")])])
+    cell = Cell(GLOBAL, MemoryStore(), MemoryStore(), SystemPorts(), identity="global-0", registries=registry.allowed())
+    await cell.start()
+    tag, absent = registry.reference("shop:1"), registry.reference("shop:absent")
+    pinned = f"other.example/shop@{digest}"
+    changes = {"digest": [absent, pinned], "earlier": [tag, absent, tag], "none": [absent, ""]}[after]
+    expected = {"digest": f"{pinned} names its digest", "earlier": f"is {digest}", "none": "the template has no image"}
+    try:
+        operator, client = cell.client(controller("operator", cell=GLOBAL)), cell.client_of("informers")
+        await operator.commit((Create(Tenant(ObjectMeta(name="acme"))),))
+        await operator.commit((Create(PriorityClass(ObjectMeta(name="standard"), PriorityClassSpec(priority=1))),))
+
+        async def settled(image: str) -> Condition:
+            template = Template(driver=DriverName.OCI, image=image) if image else Template(command=("true",))
+            old = await client.get(Workload, "web", "acme")
+            made = Workload(ObjectMeta(name="web", namespace="acme"), WorkloadSpec(template=template))
+            await operator.commit(
+                (Create(made) if old is None else Update(msgspec.structs.replace(old, spec=made.spec)),)
+            )
+            async with asyncio.timeout(60):
+                while True:
+                    now = await client.get(Workload, "web", "acme")
+                    assert now is not None
+                    found = find_condition(now.status.conditions, "ImageResolved")
+                    if found is not None and found.observed_generation == now.metadata.generation:
+                        return found
+                    await asyncio.sleep(0.05)
+
+        for image in changes:
+            found = await settled(image)
+        assert found.status == "True" and expected[after] in found.message
+        workload = await client.get(Workload, "web", "acme")
+        assert workload is not None and (workload.status.image is None) is (after == "none")
     finally:
         await cell.stop()
 

@@ -131,3 +131,21 @@ def test_assignment_waits_for_room_if_desired_replicas_are_pending_for_it(
     pending = (PendingReason("Other", 1), PendingReason(reason, 1)) if reason is not None else ()
     status = AssignmentStatus(replicas=replicas, queued=queued, pending=pending)
     assert spillover.waits_for_room(assignment(replicas=3, status=status)) is waits
+
+
+@pytest.mark.parametrize(
+    "rules", [PlacementRules(spread_regions=1), PlacementRules(regions=("east",))], ids=["spreadRegions", "regions"]
+)
+def test_wait_names_the_target_only_while_the_rules_allow_it(rules: PlacementRules) -> None:
+    fleet = Fleet()
+    fleet.fleet([], ["region east", "workload api replicas=2"])
+    fleet.set_room(["east=1", "reason=InsufficientCpu"], [])
+    fleet.run(["5"], [])
+    fleet.fleet(["more"], ["region north"])
+    fleet.run(["5"], [])
+    item = fleet.cache.list(Workload)[0]
+    assert [(w.region, w.to) for w in present(item.status.spillover).pending] == [("east", "north")]
+    fleet.cache.put(with_new_revision(item, spec=msgspec.structs.replace(item.spec, placement=rules)))
+    decide(item.key, fleet.cache, fleet.now)
+    item = fleet.cache.list(Workload)[0]
+    assert [(w.region, w.to) for w in present(item.status.spillover).pending] == [("east", "")]

@@ -110,7 +110,7 @@ class ImageResolver:
 
     def _begin_attempts(self) -> None:
         now = self._ports.clock.monotonic()
-        waiting = [w for w in self._cache.list(Workload) if _needs_digest(w)]
+        waiting = [w for w in self._cache.list(Workload) if _needs_digest(w) or _is_outdated(w)]
         known = {w.uid for w in waiting}
         self._attempts = {uid: attempts for uid, attempts in self._attempts.items() if uid in known}
         busy = Counter(tenant for tenant, _ in self._running.values())
@@ -158,6 +158,9 @@ class ImageResolver:
             return "", refusal.reason, refusal.message
 
     async def _attempt(self, workload: Workload, attempts: _Attempts) -> None:
+        if not _needs_digest(workload):
+            await self._record_known(workload)
+            return
         reference = parse_reference(workload.spec.template.image)
         digest, reason, message = await self._resolve(workload)
         block = ImageBlock(
@@ -183,18 +186,41 @@ class ImageResolver:
         ):
             return
         said = f"{block.image} is {block.digest}" if block.digest else block.message
+        await self._write(workload, block, said, Notice(workload, reason, said, warning=not block.digest))
+
+    async def _record_known(self, workload: Workload) -> None:
+        """The template has changed to an image with a digest, to an earlier revision or to no image: the last result
+        is about another template."""
+        template = resolved_template(workload)
+        if template is None or not template.image:
+            await self._write(workload, None, "the template has no image")
+            return
+        reference = parse_reference(template.image)
+        block = ImageBlock(
+            revision=template_hash(workload.spec.template),
+            image=str(reference),
+            digest=template.image_digest or reference.digest,
+            reason=Reason.IMAGE_RESOLVED,
+            at=micro_text(self._ports.clock.now()),
+        )
+        said = f"{block.image} names its digest" if reference.digest else f"{block.image} is {block.digest}"
+        await self._write(workload, block, said)
+
+    async def _write(
+        self, workload: Workload, block: ImageBlock | None, said: str, notice: Notice | None = None
+    ) -> None:
         condition = Condition(
             type="ImageResolved",
-            status="True" if block.digest else "False",
-            reason=block.reason,
+            status="True" if block is None or block.digest else "False",
+            reason=block.reason if block is not None else Reason.IMAGE_RESOLVED,
             message=said,
             observed_generation=workload.metadata.generation,
         )
         write = SetStatus("Workload", workload.key, workload.uid, blocks={"image": block}, conditions=(condition,))
         try:
             await self._client.commit((write,), token=self._token, brief=True)
-            notice = Notice(workload, reason, said, warning=not block.digest)
-            await self._client.notify((notice,), component="image-resolver")
+            if notice is not None:
+                await self._client.notify((notice,), component="image-resolver")
         except Fault as fault:
             _log.warning("image_record_failed", workload=str(workload.key), error=fault.message)
 
@@ -203,3 +229,11 @@ def _needs_digest(workload: Workload) -> bool:
     if not is_unresolved(workload.spec.template) or workload.metadata.terminating:
         return False
     return resolved_template(workload) is None
+
+
+def _is_outdated(workload: Workload) -> bool:
+    """Whether the recorded result is about another template, and this one needs no registry."""
+    block = workload.status.image
+    if block is None or block.revision == template_hash(workload.spec.template) or workload.metadata.terminating:
+        return False
+    return not _needs_digest(workload)

@@ -136,7 +136,7 @@ async def what_if_applied(
             placings.append(applied.refused)
     removals: list[PlannedRemoval] = []
     for region in dict.fromkeys(a.spec.region for a in (*assignments, *ended)):
-        outcome = await _in_region(reader, viewer, region, assignments, ended, tuple(grants.values()))
+        outcome = await _in_region(reader, viewer, region, assignments, ended, grants=tuple(grants.values()))
         placings += outcome.placings
         removals += outcome.removals
     return ApplyOutcome(
@@ -159,6 +159,7 @@ async def _in_region(
     region: str,
     assignments: Sequence[Assignment],
     ended: Sequence[Assignment],
+    *,
     grants: Sequence[Grant],
 ) -> RegionOutcome:
     wanted = [a for a in assignments if a.spec.region == region]

@@ -132,7 +132,12 @@ def spill_over(
         row.region: row for row in old.pending if _pending_s(row, now) >= 0
     }  # after a clock step backwards, the time restarts
     waits = tuple(
-        known.get(name) or RegionWait(region=name, reason=reasons[name], since=micro_text(now))
+        RegionWait(
+            region=name,
+            reason=known[name].reason if name in known else reasons[name],
+            since=known[name].since if name in known else micro_text(now),
+            to=targets[name][0] if name in targets else "",
+        )
         for name in sorted(
             {*targets, *(name for name in known if name in unplaced and _pending_s(known[name], now) < patience_s)}
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.fleet.spillover import max_regions, waits_for_room
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
@@ -105,8 +106,7 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
     ]
     lines += empty_volume_lines([a for a in assignments if a.spec.workload == key.name])
     lines += spread_lines(workload, [a for a in assignments if a.spec.workload == key.name])
-    if workload.status.spillover is not None:
-        lines += spillover_lines(workload.status.spillover)
+    lines += spillover_lines(workload, [a for a in assignments if a.spec.workload == key.name])
     own, timelines = region_timelines(regions, key)
     return ["\n".join([*lines, *own])], timelines[:TIMELINES_MAX]
 
@@ -171,13 +171,24 @@ def empty_volume_lines(assignments: Sequence[Assignment]) -> list[str]:
     ]
 
 
-def spillover_lines(moves: SpilloverStatus) -> list[str]:
-    """Pending replicas that will spill over, and past spillovers."""
+def spillover_lines(workload: Workload, assignments: Sequence[Assignment]) -> list[str]:
+    """Replicas that are pending in a full region, with the region that takes them or the rule that keeps them, and past
+    spillovers. The region is the one that `assign` has found: nothing is promised that it would not do."""
+    moves = workload.status.spillover or SpilloverStatus()
+    awaited = {w.region for w in moves.pending}
+    full = [a.spec.region for a in assignments if waits_for_room(a) and a.spec.region not in awaited]
     return [
         *(
-            f"spillover: pending in full region {w.region} since {w.since} ({w.reason}); another region has room, "
-            f"replicas move after {limits.SPILLOVER_AFTER_S:g} s"
+            f"spillover: pending in full region {w.region} since {w.since} ({w.reason}); region {w.to} has room, "
+            f"replicas move there after {limits.SPILLOVER_AFTER_S:g} s"
+            if w.to
+            else f"spillover: pending in full region {w.region} since {w.since} ({w.reason}); they stay there: "
+            f"{_why_no_region(workload, assignments)}"
             for w in moves.pending
+        ),
+        *(
+            f"spillover: none from full region {region}: {_why_no_region(workload, assignments)}"
+            for region in sorted(full)
         ),
         *(
             f"spillover: {left.replicas} replicas moved from {left.region} to {left.to} at {left.at} ({left.reason}"
@@ -185,6 +196,26 @@ def spillover_lines(moves: SpilloverStatus) -> list[str]:
             for left in moves.avoided_regions
         ),
     ]
+
+
+def _why_no_region(workload: Workload, assignments: Sequence[Assignment]) -> str:
+    """The rule of the workload that keeps pending replicas in their region, or that no region has room."""
+    rules, most = workload.spec.placement, max_regions(workload)
+    used = sorted(a.spec.region for a in assignments if a.spec.replicas)
+    if most and len(used) >= most:
+        said = f"spreadRegions is {most}" if rules.spread_regions else "a batch runs in one region"
+        return f"{said}, and replicas are in {', '.join(used)}"
+    named = [
+        text
+        for text in (
+            f"regions {', '.join(rules.regions)}" if rules.regions else "",
+            f"excludedRegions {', '.join(rules.excluded_regions)}" if rules.excluded_regions else "",
+            f"residency {', '.join(rules.residency)}" if rules.residency else "",
+        )
+        if text
+    ]
+    allowed = f" that spec.placement allows ({'; '.join(named)})" if named else ""
+    return f"no other region{allowed} has room and quota for them now"
 
 
 def pending_timelines(region: RegionClient, key: Key) -> list[Timeline]:

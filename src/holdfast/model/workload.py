@@ -272,11 +272,13 @@ class BackingBlock(ApiStruct, frozen=True):
 
 
 class RegionWait(ApiStruct, frozen=True):
-    """Replicas pending in a full region while another region has room. After a while they spill over."""
+    """Replicas pending in a full region. After a while they spill over to region `to`, which has room and which the
+    placement rules allow. It is empty while there is no such region."""
 
     region: str
     reason: str
     since: str
+    to: str = ""
 
 
 class AvoidedRegion(ApiStruct, frozen=True):
