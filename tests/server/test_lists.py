@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from tests.factories import assignment, replica
 
 from holdfast.model.core import Event
 from holdfast.model.kinds import ALL, BY_NAME
 from holdfast.model.meta import ObjectMeta
+from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import RefusalCount, RequestMember, SchedulingRequest, SchedulingRequestSpec
+from holdfast.model.writes import Create, SetStatus
 from holdfast.server import tables
 from holdfast.server.resources import RESOURCES
 
@@ -144,3 +149,36 @@ def test_event_table_shows_age_of_last_occurrence() -> None:
     item = Event(metadata=ObjectMeta(name="e"), last_timestamp="2026-01-01T00:00:00Z", reason="Placed")
     row = tables.cells("Event", item, 1767225610.0)
     assert row[0] == "10s" and row[2] == "Placed"
+
+
+async def test_table_of_replicas_says_why_each_queued_one_waits(region: World) -> None:
+    """The reason is its request's; a replica that was not tried yet has none."""
+    there, held = Api(region.app), assignment("web", "west", namespace="shop")
+    made = [
+        msgspec.structs.replace(r, metadata=ObjectMeta(name=r.metadata.name, namespace="shop"))
+        for r in (replica(n, held) for n in range(2))
+    ]
+    await region.commit(*(Create(item) for item in made), role="replicate")
+    queued, untried = (region.objects.get(BY_NAME["Replica"], "shop", r.metadata.name) for r in made)
+    assert isinstance(queued, Replica) and isinstance(untried, Replica)
+    spec = SchedulingRequestSpec(
+        workload="web",
+        assignment=queued.spec.assignment,
+        revision="r",
+        template=queued.spec.template,
+        members=(RequestMember(queued.metadata.name, queued.uid),),
+    )
+    await region.commit(Create(SchedulingRequest(ObjectMeta(name="web", namespace="shop"), spec)), role="replicate")
+    request = region.objects.get(BY_NAME["SchedulingRequest"], "shop", "web")
+    assert request is not None
+    for first in ("QuotaExceeded", "InsufficientCpu"):
+        reasons = (RefusalCount(reason=first), RefusalCount(reason="NoVictims"))
+        await region.commit(
+            SetStatus("SchedulingRequest", request.key, request.uid, blocks={"pending": 1, "reasons": reasons}),
+            role="scheduler",
+        )
+        for path in (f"{V1}/replicas", f"{V1}/namespaces/shop/replicas/{queued.metadata.name}"):
+            found = (await there.get(path, accept=TABLE)).json
+            at = [column["name"] for column in found["columnDefinitions"]].index("Reason")
+            rows = {row["object"]["metadata"]["name"]: row["cells"][at] for row in found["rows"]}
+            assert rows.pop(queued.metadata.name) == first and not any(rows.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,9 @@ from holdfast.model.errors import BadRequest
 from holdfast.model.meta import Object
 from holdfast.server import tables
 from holdfast.server.content_negotiation import ResponseForm, ResponseShape
+from holdfast.server.pending_reasons import PendingReasons
 from holdfast.server.resources import Resource
+from holdfast.server.table_column import Cell
 from holdfast.store.objects import Objects
 
 # Objects encoded before other requests get their turn. Encoding 500 takes a few milliseconds.
@@ -55,6 +57,8 @@ class ResponseEncoder:
         self._include = include or "Metadata"
         self._objects = objects if resource.to_view is None else None
         self._beside = objects
+        pending = PendingReasons(objects) if objects is not None and resource.kind.name == "Replica" else None
+        self._cells_beside: Mapping[str, Cell] = {"Reason": pending.of} if pending is not None else {}
 
     def encode_one(self, item: Object) -> bytes:
         """A single object, as the response to get, create and similar requests."""
@@ -104,7 +108,7 @@ class ResponseEncoder:
 
     def encode_row(self, item: Object) -> bytes:
         shown = self.resource.view_of(item)
-        cells = tables.cells(self.resource.kind.name, shown, self._now())
+        cells = tables.cells(self.resource.kind.name, shown, self._now(), self._cells_beside)
         row = b'{"cells":' + _encoder.encode(cells)
         match self._include:
             case "Metadata":

@@ -1,6 +1,7 @@
 """The columns of every kind in `kubectl get`, as data.
 
-A column reads one object. Ages are text, computed with the server's clock. `wide` columns show only with `-o wide`.
+A column reads one object; cells that need others are passed in. Ages are text, computed with the server's clock. `wide`
+columns show only with `-o wide`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from holdfast.server.table_column import column_field as _field
 from holdfast.server.volume_tables import VOLUME_COLUMNS
 
 MIB = 1 << 20
+NOTHING_BESIDE: Mapping[str, Cell] = {}
 SHOWN_ITEMS = 3
 
 
@@ -472,9 +474,10 @@ def definitions(kind: str) -> list[dict[str, Any]]:
     return [*made, age] if kind != "Event" else [{**age, "name": "Last Seen"}, *made[1:], {**made[0], "priority": 1}]
 
 
-def cells(kind: str, item: Object, now_s: float) -> list[Any]:
-    """One row. A cell that raises is left empty: a table never fails a request."""
-    made = [_cell(c, item) for c in COLUMNS.get(kind, ())]
+def cells(kind: str, item: Object, now_s: float, beside: Mapping[str, Cell] = NOTHING_BESIDE) -> list[Any]:
+    """One row. A cell that raises is left empty: a table never fails a request. `beside` are cells, by column, that
+    need other objects; one that is not empty replaces the column's own."""
+    made = [(beside[c.name](item) if c.name in beside else "") or _cell(c, item) for c in COLUMNS.get(kind, ())]
     if kind != "Event":
         return [item.metadata.name, *made, _format_age(item.metadata.creation_timestamp, now_s)]
     seen = item.last_timestamp or item.event_time or item.metadata.creation_timestamp  # type: ignore[attr-defined]
