@@ -23,7 +23,8 @@ from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
 from holdfast.model.region import HealthState, RecoverySlotReport, Region, RegionHealth
-from holdfast.model.workload import RecoveryObjective
+from holdfast.model.times import seconds_text
+from holdfast.model.workload import BackingBlock, RecoveryObjective, Workload
 from holdfast.model.writes import SetStatus
 
 CPU: dict[str, Amount] = {"cpu": "500m", "memory": "1Gi"}
@@ -66,6 +67,29 @@ def test_objective_is_backed_by_enough_slots() -> None:
     assert backing.unbacked_objectives(world(), NOW) == {}
     write = only(backing.decide(backing.ALL_OBJECTIVES, world(), 1.0).writes, SetStatus)
     assert write.blocks["backing"].backed
+
+
+def test_time_of_the_block_moves_only_when_backing_begins_or_ends() -> None:
+    """A restart, or another bottleneck, does not restart the time for which an objective is unbacked."""
+
+    def decided(view: Cache, now: float) -> BackingBlock:
+        for write in backing.decide(backing.ALL_OBJECTIVES, view, now).writes:
+            assert isinstance(write, SetStatus)
+            item = present(view.get(Workload, write.key.name, write.key.namespace))
+            view.put(with_new_revision(item, status=msgspec.structs.replace(item.status, **write.blocks)))
+        return present(view.list(Workload)[0].status.backing)
+
+    view = world(kept=0)
+    first = decided(view, 100.0)
+    assert not first.backed and first.since == seconds_text(100.0)
+    for name in ("x", "y", "z"):
+        view.put(with_new_revision(present(view.get(RecoveryBudget, name)), spec=budget(name, 0, ("other",)).spec))
+    assert decided(view, 200.0).since == seconds_text(100.0)
+    for name in ("x", "y", "z"):
+        view.put(with_new_revision(present(view.get(RecoveryBudget, name)), spec=budget(name, 4).spec))
+        view.put(with_new_revision(with_places(name, a=2, b=2)))
+    after = decided(view, 300.0)
+    assert after.backed and after.since == seconds_text(300.0)
 
 
 @pytest.mark.parametrize(("admitted", "usable"), [("250m", 250), ("4", 500)])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.expected import of_type, only
-from tests.factories import cache_of, meta
+from tests.factories import cache_of, meta, workload
 
 from holdfast.fleet import notifications as queue
 from holdfast.fleet.notable_events import (
@@ -55,6 +55,7 @@ from holdfast.model.region import (
     validate_region,
 )
 from holdfast.model.times import micro_text, parse_time, seconds_text
+from holdfast.model.workload import BackingBlock, RecoveryObjective
 from holdfast.model.writes import Create, Delete, SetStatus
 
 NOW = parse_time("2026-12-01T22:00:00Z")
@@ -97,6 +98,15 @@ def types_of(*objects: Any, now: float = NOW, own: tuple[CellWarning, ...] = ())
 
 
 # --- events ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age_s", "announced"), [(5.0, False), (119.0, False), (120.0, True), (DAY, True)])
+def test_unbacked_objective_is_an_event_only_if_it_lasts(age_s: float, announced: bool) -> None:
+    """A platform that starts has no reports of its regions yet, so its objectives are unbacked for a moment."""
+    block = BackingBlock(backed=False, reason="NotBacked", since=seconds_text(NOW - age_s))
+    item = workload("api", recovery=RecoveryObjective(min_serving=1))
+    item = msgspec.structs.replace(item, status=msgspec.structs.replace(item.status, backing=block))
+    assert ("PromiseUnbacked" in types_of(item)) is announced
 
 
 def test_lost_region_is_an_event_but_not_during_its_planned_maintenance() -> None:

@@ -39,6 +39,9 @@ PROOF_AGE_MAX_S = 30 * 86400.0
 CERTIFICATE_SOON_S = 3 * 86400.0
 # Age of a cell's last backup beyond which it is announced. The same as in the alert HoldfastBackupTooOld.
 BACKUP_AGE_MAX_S = 86400.0
+# Time for which a recovery objective is unbacked before it is announced, as in the alert HoldfastObjectiveUnbacked.
+# A platform that starts has no reports of its regions yet, so objectives are unbacked for a moment.
+UNBACKED_FOR_S = 120.0
 # Names that a message lists. The rest are counted.
 _NAMES_SHOWN = 5
 
@@ -160,7 +163,9 @@ def _promise_events(view: View, now: float) -> Iterator[NotableEvent]:
     unbacked: dict[str, list[str]] = {}
     for workload in view.list(Workload):
         backing = workload.status.backing
-        if backing is not None and not backing.backed and not workload.metadata.terminating:
+        if backing is None or backing.backed or workload.metadata.terminating:
+            continue
+        if not backing.since or now - parse_time(backing.since) >= UNBACKED_FOR_S:
             unbacked.setdefault(workload.metadata.namespace, []).append(workload.metadata.name)
     for tenant, names in unbacked.items():
         text = f"tenant {tenant}: {len(names)} recovery objectives are not backed: {_names(names)}"

@@ -263,12 +263,14 @@ class RolloutBlock(ApiStruct, frozen=True):
 
 class BackingBlock(ApiStruct, frozen=True):
     """Whether recovery slots and allowances cover the recovery objective; if not, the message names the bottleneck.
-    `lastProven` is unset until a Recovery has met the objective."""
+    `since` is when it began to be covered, or not to be. `lastProven` is unset until a Recovery has met the
+    objective."""
 
     backed: bool = visible_default(False)
     reason: str = ""
     message: str = ""
     last_proven: RecoveryProof | None = None
+    since: str = ""
 
 
 class RegionWait(ApiStruct, frozen=True):

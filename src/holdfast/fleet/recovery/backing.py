@@ -26,6 +26,7 @@ from holdfast.model.recovery import Recovery
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
 from holdfast.model.tenant import Tenant, is_dedicated
+from holdfast.model.times import seconds_text
 from holdfast.model.view import View
 from holdfast.model.workload import BackingBlock, Workload
 from holdfast.model.writes import Outcome, SetStatus, Write
@@ -239,9 +240,11 @@ def decide(key: Key, view: View, now: float) -> Outcome:
             why = short.get(workload.key, "")
             reason = Reason.NOT_BACKED if why else Reason.BACKED
             said = why or "recovery slots and allowances cover the loss of any one region or zone"
-            known = workload.status.backing.last_proven if workload.status.backing is not None else None
+            old = workload.status.backing
+            known = old.last_proven if old is not None else None
+            since = old.since if old is not None and old.backed == (not why) else seconds_text(now)
             proven = proof_of_workload(view.list(Recovery), workload.metadata.namespace, workload.metadata.name, known)
-            block = BackingBlock(backed=not why, reason=reason, message=said, last_proven=proven)
+            block = BackingBlock(backed=not why, reason=reason, message=said, last_proven=proven, since=since)
         if block != workload.status.backing:
             writes.append(SetStatus("Workload", workload.key, workload.uid, blocks={"backing": block}))
     return Outcome(writes=tuple(writes[:256]))
