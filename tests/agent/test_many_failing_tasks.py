@@ -85,7 +85,7 @@ async def test_each_failing_task_has_its_reason_and_neighbour_is_unaffected(worl
             ("forged", "ArtifactMismatch"),
             ("stuck", "LivenessFailed"),
             ("bomb", "TooManyProcesses"),
-            ("late", "PortInUse"),
+            ("late", "AssignedPortInUse"),
         ):
             await eventually(partial(is_reported, world, name, reason), within_s=40)
         await eventually(lambda: "0.3 s" in execution_of(world, "unready").message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -35,6 +36,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400)]
 NODE = "us-east-9"
 FEW_PORTS_NODE, FIRST_PORT, PORTS, EXCESS = "us-east-6", 29890, 3, 2
 """A node with three ports, and the number of replicas in excess of them."""
+TAKEN_PORT_NODE = "us-east-7"
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +188,21 @@ def test_replica_without_free_port_waits_and_gets_the_next_free_port(platform: R
         holdfast("node", "uncordon", "us-east-1", "--state", str(platform.state))
 
 
+def test_replica_whose_chosen_port_another_process_has_gets_another_port(platform: RunningPlatform) -> None:
+    ports = (FIRST_PORT + 10, FIRST_PORT + 11)
+    with (
+        socket.create_server(("127.0.0.1", ports[0])),
+        joined_agent(platform, "us-east", TAKEN_PORT_NODE, ports=f"{ports[0]}-{ports[1]}"),
+    ):
+        wait_until(lambda: is_live(platform, TAKEN_PORT_NODE), within_s=60, what="the agent joins")
+        holdfast("node", "cordon", "us-east-1", "--state", str(platform.state))
+        platform.apply(service("third", 1))
+        wait_until(lambda: serving_ports(platform, "third") == [ports[1]], within_s=60, what="it serves on the other")
+        platform.kubectl("--context", "global", "delete", "workload", "-n", "acme", "third", "--timeout=60s")
+        holdfast("node", "cordon", TAKEN_PORT_NODE, "--state", str(platform.state))
+        holdfast("node", "uncordon", "us-east-1", "--state", str(platform.state))
+
+
 def test_certificate_renewal_interrupts_nothing_and_revoked_node_is_refused(platform: RunningPlatform) -> None:
     """An exclusive replica runs on the joined node, whose certificates last twelve seconds."""
     with joined_agent(platform, "us-east", NODE, "--certificate", "12s") as agent:
@@ -219,6 +236,8 @@ def test_certificate_renewal_interrupts_nothing_and_revoked_node_is_refused(plat
         (record, *_) = wait_until(lambda: audited(platform, "CertificateRevoked"), within_s=10, what="audited")
         assert record["principal"] == f"holdfast:node:us-east:{NODE}"
         assert not is_live(platform, NODE)
+        said = (platform.state / f"{NODE}.log").read_text()
+        assert f"node {NODE}: its certificate was revoked; next: join again: holdfast token create" in said
 
         (platform.state / f"{NODE}.token").write_text(join_token(platform, "us-east", "back", "--node", NODE))
         wait_until(lambda: is_live(platform, NODE), within_s=60, what="it rejoins without a restart")

@@ -121,7 +121,7 @@ async def test_certificate_outside_validity_is_unauthorized(tmp_path: Path, port
     auth = Authenticator("global", ports)
     assert auth.from_certificate(_peer(made)).roles == {"operator"}
     ports.clock.now_s += DAY_S
-    with pytest.raises(Unauthorized):
+    with pytest.raises(Unauthorized, match="certificate of ann: it has expired; next: an operator makes a new one"):
         auth.from_certificate(_peer(made))
     ports.clock.now_s -= 2 * DAY_S
     with pytest.raises(Unauthorized):

@@ -13,6 +13,7 @@ from holdfast.model.node import DrainBlock, NodeExecution, Quarantine
 from holdfast.model.placement_api import ReleaseAction
 from holdfast.model.placement_rules import PlacementRules, Taint, TaintEffect, Toleration
 from holdfast.model.replica import ExecutionBlock, Phase, ReleaseBlock, Replica, TrafficBlock
+from holdfast.model.times import micro_text
 from holdfast.model.workload import Disruption
 from holdfast.model.writes import SetStatus
 from holdfast.scheduling.eviction import drain, release
@@ -173,3 +174,18 @@ def test_replica_that_cannot_start_is_released_from_quarantined_node() -> None:
     assert release.decide(item.key, cache_of(item, binding(item), well), T0).writes == ()
     write = only(release.decide(item.key, cache_of(item, binding(item), ill), T0).writes, SetStatus)
     assert write.blocks["release"].reason == "NodeQuarantined"
+
+
+@pytest.mark.parametrize(
+    ("reason", "after_s", "released"),
+    [("AssignedPortInUse", 6.0, True), ("AssignedPortInUse", 1.0, False), ("PortInUse", 600.0, False)],
+    ids=["chosen by the region", "the process may still end", "fixed"],
+)
+def test_replica_whose_chosen_port_is_taken_is_placed_again(reason: str, after_s: float, released: bool) -> None:
+    """A new placement chooses another port (`test_dynamic_ports_are_allocated_in_rotation`); a fixed port has none."""
+    failing = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=reason, message="port 20000 (http): in use")
+    bound = bound_status("n1", name="api-us-east-0", execution=failing)
+    placed = msgspec.structs.replace(bound.placement, bound_at=micro_text(T0))
+    item = replica(0, status=msgspec.structs.replace(bound, placement=placed))
+    writes = release.decide(item.key, cache_of(item, binding(item), node()), T0 + after_s).writes
+    assert [w.blocks["release"].reason for w in writes if isinstance(w, SetStatus)] == [reason] * released

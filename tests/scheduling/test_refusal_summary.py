@@ -12,8 +12,8 @@ import pytest
 from tests import factories
 
 import holdfast
-from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
 from holdfast.insight.changes import cluster_level_fix
+from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
 from holdfast.insight.why_not import SuggestedFix, WhyNotQuery
 from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.meta import Condition, Object

@@ -10,6 +10,10 @@ import errno
 import socket
 from collections.abc import Collection, Mapping
 
+from holdfast.agent.drivers.contract import StartFailed
+from holdfast.model.reasons import Reason
+from holdfast.model.template import Template
+
 
 def find_port_in_use(ports: Mapping[str, int], udp: Collection[str] = ()) -> tuple[str, int] | None:
     """The first port, with its name, that another process listens on. A port that cannot be checked counts as free.
@@ -24,3 +28,12 @@ def find_port_in_use(ports: Mapping[str, int], udp: Collection[str] = ()) -> tup
                 if error.errno == errno.EADDRINUSE:
                     return name, port
     return None
+
+
+def port_in_use(template: Template, name: str, port: int) -> StartFailed:
+    """The failure of a start whose port is taken. A port that the region chose is chosen again; a fixed one is not."""
+    what = f"port {port} ({name}): in use by a process that Holdfast did not start"
+    if any(p.name == name and p.port for p in template.ports):
+        return StartFailed(Reason.PORT_IN_USE, f"{what}; next: stop that process, or let the node choose (port 0)")
+    step = "the replica is placed again with another port; to avoid the port, exclude it from `port_range`"
+    return StartFailed(Reason.ASSIGNED_PORT_IN_USE, f"{what}; {step}")

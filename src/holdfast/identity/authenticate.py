@@ -33,6 +33,20 @@ MAX_TOKEN_CHARS = 16_384
 CERTIFICATES_CACHED = 4096
 
 
+_REJECTIONS = {"CertificateRevoked": "was revoked", "CertificateExpired": "has expired"}
+
+
+def rejection_text(who: Principal, why: str) -> str:
+    """What is wrong with a certificate, and what its holder does next."""
+    said = _REJECTIONS.get(why, f"is not accepted here ({why})")
+    if not who.node:
+        return f"certificate of {who.name}: it {said}; next: an operator makes a new one (holdfast credentials)"
+    return (
+        f"node {who.node}: its certificate {said}; next: join again: holdfast token create {who.node} "
+        f"--join {who.region} --node {who.node}, and put the token into the agent's join token file"
+    )
+
+
 class Authenticator:
     def __init__(
         self,
@@ -74,8 +88,10 @@ class Authenticator:
             raise Unauthorized
         why = self._rejection_reason(shown, peer.get("issuer", ()))
         if why:
-            # The identity is proven: the audit log may name it, while the response reveals nothing.
-            raise Unauthorized(facts={"why": why, "principal": shown.principal})
+            # TLS has proven the identity, so the caller is told why, and the audit log may name it.
+            raise Unauthorized(
+                rejection_text(shown.principal, why), facts={"why": why, "principal": shown.principal}
+            )
         return shown.principal
 
     def _rejection_reason(self, shown: _CertificateContent, issuer: tuple[Any, ...]) -> str:

@@ -77,6 +77,11 @@ class Reason(enum.StrEnum):
         "The node does not have enough free devices of the requested kind and model.",
     )
     PORT_IN_USE = "PortInUse", "A port that the replica needs is in use on the node."
+    ASSIGNED_PORT_IN_USE = (
+        "AssignedPortInUse",
+        "A port that the region chose for the replica is in use by a process that Holdfast did not start. "
+        "The replica is placed again with another port.",
+    )
     PORTS_EXHAUSTED = "PortsExhausted", "The node has no free port in its port range."
     NO_GRANT = "NoGrant", "The tenant has no grant in this region. An operator creates or raises its Quota."
     QUOTA_EXCEEDED = "QuotaExceeded", "The request would exceed the tenant's limit in this region."

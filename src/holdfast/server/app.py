@@ -245,7 +245,7 @@ class Application:
                 request.principal = self.authenticator.from_certificate(request.peer_certificate)
             except Unauthorized as refusal:
                 self.audit_rejected_certificate(refusal, request)
-                raise Unauthorized("Unauthorized") from None
+                raise Unauthorized(refusal.message or "Unauthorized") from None
         elif bearer:
             try:
                 request.principal = self.authenticator.from_bearer(bearer)

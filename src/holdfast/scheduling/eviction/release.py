@@ -38,6 +38,8 @@ from holdfast.scheduling.eviction import over_quota, preempted, provisional_exce
 
 RECHECK_AFTER_S = 2.0
 """Recheck interval of a release in progress, in case a watch event is lost."""
+PORT_RETRIED_FOR_S = 5.0
+"""Time for which the agent tries a port that another process has, before the replica is placed again with another."""
 INDEX_RECORDED_CHECK_EVERY_S = 5.0
 """Interval at which a deleted replica is checked that holds the only record of a done index."""
 ENDED_PHASES = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
@@ -145,6 +147,8 @@ def _release_reason(
             "release",
             f"cannot be started on node {node.metadata.name}: {execution.message}",
         )
+    if execution is not None and _needs_other_port(replica, execution, now):
+        return Reason.ASSIGNED_PORT_IN_USE, "release", execution.message
     repair_reason = repair.release_request(replica)
     if repair_reason:
         return Reason.RESCHEDULED_BY_REPAIR, "repair", repair_reason
@@ -172,6 +176,14 @@ def _cannot_start_here(node: Node, execution: ExecutionBlock) -> bool:
     """Whether the task waits for a restart on a node that is quarantined for failed starts."""
     failing = execution.phase is Phase.BACKING_OFF and execution.reason in (Reason.START_ERROR, Reason.DISK_FULL)
     return failing and node.status.execution.quarantine is not None
+
+
+def _needs_other_port(replica: Replica, execution: ExecutionBlock, now: float) -> bool:
+    """Whether the task cannot start because another process has a port that the authority chose. Only a new placement
+    chooses again. The agent tries the port again first: the process may end."""
+    failing = execution.phase is Phase.BACKING_OFF and execution.reason == Reason.ASSIGNED_PORT_IN_USE
+    bound_at = replica.status.placement.bound_at
+    return failing and (not bound_at or now - parse_time(bound_at) >= PORT_RETRIED_FOR_S)
 
 
 def _deletion_reason(replica: Replica, view: View) -> tuple[Reason, str, str]:
