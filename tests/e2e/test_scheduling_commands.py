@@ -73,7 +73,7 @@ def test_plan_shows_pending_replicas_and_fixes(state: Path) -> None:
     completed = holdfast("plan", "-f", str(manifest), "--state", str(state), check=False)
     assert completed.returncode == 4
     assert "LabelsDoNotMatch: needs disk=ssd" in completed.stdout
-    assert "to fit: label node us-east-1" in completed.stdout
+    assert "to fit: relax spec.placement.nodeSelector; or: label node us-east-" in completed.stdout
     drained = holdfast("plan", "--drain", "us-east-1", "--state", str(state), check=False)
     assert drained.returncode in (3, 4)
     assert "us-east-2" in drained.stdout

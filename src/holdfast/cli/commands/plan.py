@@ -72,9 +72,9 @@ def plan(
 
     Runs the platform's own assign, replicate and planning functions on a copy of its state. With --policy alone, the
     last decisions are repeated under that policy and the differences are listed. Of a rollout only the first step is
-    shown, because later steps depend on replicas that serve. Placements do not count the tenant's quota: replicas that
-    exceed it would stay pending with QuotaExceeded. With a tenant's token, -f shows what would be stored or refused,
-    without placements.
+    shown, because later steps depend on replicas that serve. With -f, quota counts as the platform would divide it
+    after the change: replicas that exceed it stay pending with QuotaExceeded. With a tenant's token, -f shows what
+    would be stored or refused, without placements.
 
     \b
     Examples:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def why_not(replica: str, node: str, state: str, output: str) -> int:
     """Show why a replica cannot run on a node, or how the node scores.
 
-    Runs the planner's filters and scores on the region's current state, without the replica's own claim.
+    Runs the planner's filters and scores on the region's current state, without the replica's own claim. The tenant's
+    remaining quota in the region counts: if it does not cover the replica, that is the first obstacle on every node.
 
     \b
     Examples:
