@@ -257,7 +257,9 @@ async def test_revoked_node_is_refused_and_can_join_again_with_new_token(region:
     try:
         await client.get(Node, "n1")
         await region.revoke("n1")
-        with pytest.raises(Unauthorized, match="node n1: its certificate was revoked; next: join again: holdfast token"):
+        with pytest.raises(
+            Unauthorized, match="node n1: its certificate was revoked; next: join again: holdfast token"
+        ):
             await client.get(Node, "n1")
         with pytest.raises(Unauthorized):
             await client.renew_certificate(RenewalRequest(csr=make_csr(new_key(), "n1")))

@@ -12,7 +12,7 @@ import pytest
 from tests import factories
 
 import holdfast
-from holdfast.insight.changes import cluster_level_fix
+from holdfast.insight.remedies import cluster_level_fix
 from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
 from holdfast.insight.why_not import SuggestedFix, WhyNotQuery
 from holdfast.model.binding import Binding, BindingSpec, Intent
@@ -337,9 +337,9 @@ NOT_WAITED_WITH = {
 
 
 def test_every_suggested_fix_has_an_explained_reason() -> None:
-    from holdfast.insight import changes
+    from holdfast.insight import remedies
 
-    assert set(changes.ON_NODE) | set(changes.BEYOND_NODES) <= EXPLAINED
+    assert set(remedies.ON_NODE) | set(remedies.BEYOND_NODES) <= EXPLAINED
 
 
 def test_every_refusal_reason_in_source_is_explained_or_exempt() -> None:

@@ -17,7 +17,7 @@ from holdfast.insight.replay import (
     replay,
     required_history,
 )
-from holdfast.insight.why_not import SuggestedFix, WhyNotQuery, suggested_changes
+from holdfast.insight.why_not import SuggestedFix, WhyNotQuery, suggested_remedies
 from holdfast.model import input_freshness
 from holdfast.model.decision import Decision, DecisionEntry
 from holdfast.model.errors import Expired, NotFound
@@ -199,5 +199,5 @@ async def _all_at(reader: RegionReader, kind: type[Object], revision: int) -> li
 
 
 def _remedies(decision: Decision, fix: SuggestedFix | None) -> tuple[str, ...]:
-    found = suggested_changes(fix, (r.reason for r in decision.spec.refusals), decision.metadata.namespace)
+    found = suggested_remedies(fix, (r.reason for r in decision.spec.refusals), decision.metadata.namespace)
     return tuple(change.text for change in found) or ((fix.text,) if fix is not None and fix.text else ())

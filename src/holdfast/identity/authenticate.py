@@ -89,9 +89,7 @@ class Authenticator:
         why = self._rejection_reason(shown, peer.get("issuer", ()))
         if why:
             # TLS has proven the identity, so the caller is told why, and the audit log may name it.
-            raise Unauthorized(
-                rejection_text(shown.principal, why), facts={"why": why, "principal": shown.principal}
-            )
+            raise Unauthorized(rejection_text(shown.principal, why), facts={"why": why, "principal": shown.principal})
         return shown.principal
 
     def _rejection_reason(self, shown: _CertificateContent, issuer: tuple[Any, ...]) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.insight.changes import cluster_level_fix
 from holdfast.insight.failed_starts import failed_start_fix, termination_lines
+from holdfast.insight.remedies import cluster_level_fix
 from holdfast.insight.why_not import SuggestedFix, suggestion
 from holdfast.model.binding import Binding, Reservation, ReservationPhase
 from holdfast.model.decision import Decision, DecisionEntry

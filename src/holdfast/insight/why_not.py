@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from holdfast.insight.changes import BEYOND_NODES, ON_NODE, Change, Effort, as_choice, cluster_level_changes, in_order
+from holdfast.insight.remedies import BEYOND_NODES, ON_NODE, Effort, Remedy, as_choice, cluster_level_remedies, in_order
 from holdfast.model.decision import ScoreComponent
 from holdfast.model.quantity import GPU, amount_text
 from holdfast.model.reasons import Reason
@@ -62,15 +62,15 @@ class SuggestedFix(msgspec.Struct, frozen=True):
     text: str
     node: str = ""
     reasons: tuple[str, ...] = ()
-    choices: tuple[Change, ...] = ()
+    choices: tuple[Remedy, ...] = ()
 
 
-class _NodeChange(NamedTuple):
+class _NodeRemedy(NamedTuple):
     """The changes that let the replica fit on one node. `rank`: blockers, size, gap and name."""
 
     rank: tuple[int, float, float, str]
     slot: int
-    changes: list[Change]
+    changes: list[Remedy]
 
 
 class WhyNotQuery:
@@ -122,22 +122,22 @@ class WhyNotQuery:
         if not snapshot.node_count:
             (add,) = BEYOND_NODES[Reason.NO_NODES]
             return SuggestedFix(add.text, reasons=(Reason.NO_NODES.value,), choices=(add,))
-        nearest: dict[Effort, _NodeChange] = {}
+        nearest: dict[Effort, _NodeRemedy] = {}
         for slot in np.flatnonzero(live).tolist():
-            blockers = [self._changes(reason, slot) for reason, refused in self._refusals if refused[slot]]
+            blockers = [self._remedies(reason, slot) for reason, refused in self._refusals if refused[slot]]
             if not blockers:
                 return SuggestedFix("nothing: it fits now and is placed at the next attempt", snapshot.name(slot))
             for effort in Effort:
-                chosen = _changes_within(blockers, effort)
+                chosen = _remedies_within(blockers, effort)
                 if chosen:
                     rank = (len(blockers), sum(c.size for c in chosen), self._gap(slot), snapshot.name(slot))
                     if effort not in nearest or rank < nearest[effort].rank:
-                        nearest[effort] = _NodeChange(rank, slot, chosen)
+                        nearest[effort] = _NodeRemedy(rank, slot, chosen)
         if Effort.WORKLOAD in nearest:
             nearest.pop(Effort.SHRINK, None)
         found = [nearest[effort] for effort in sorted(nearest)][:CHOICES_MAX]
         choices = tuple(
-            Change(max(c.effort for c in n.changes), " and ".join(dict.fromkeys(c.text for c in n.changes)), n.rank[1])
+            Remedy(max(c.effort for c in n.changes), " and ".join(dict.fromkeys(c.text for c in n.changes)), n.rank[1])
             for n in found
         )
         first = found[0].slot
@@ -186,18 +186,18 @@ class WhyNotQuery:
             if quota
             else refusal_message(self._scratch, self._requirements, reason, [slot])
         )
-        return Blocker(reason.value, message, as_choice(self._changes(reason, slot)))
+        return Blocker(reason.value, message, as_choice(self._remedies(reason, slot)))
 
-    def _changes(self, reason: Reason, slot: int) -> list[Change]:
+    def _remedies(self, reason: Reason, slot: int) -> list[Remedy]:
         """The changes that remove this refusal of the node; one of them is sufficient."""
         if reason in resources.REASONS:
-            return self._amount_changes(reason, slot)
+            return self._amount_remedies(reason, slot)
         if reason is Reason.QUOTA_EXCEEDED:
-            return self._quota_changes()
+            return self._quota_remedies()
         known = (*ON_NODE.get(reason, ()), *BEYOND_NODES.get(reason, ()))
         facts = self._facts(reason, slot)
         return [msgspec.structs.replace(change, text=change.text.format_map(facts)) for change in known] or [
-            Change(Effort.OPERATOR, reason.sentence, 1.0)
+            Remedy(Effort.OPERATOR, reason.sentence, 1.0)
         ]
 
     def _facts(self, reason: Reason, slot: int) -> dict[str, str]:
@@ -219,7 +219,7 @@ class WhyNotQuery:
                 return {**facts, "override": override.metadata.name if override is not None else ""}
         return facts
 
-    def _amount_changes(self, reason: Reason, slot: int) -> list[Change]:
+    def _amount_remedies(self, reason: Reason, slot: int) -> list[Remedy]:
         """Asks for less, frees the missing amounts, or adds a node; all resources of the reason together."""
         snapshot, requirements = self._scratch.snapshot, self._requirements
         node = snapshot.name(slot)
@@ -239,14 +239,14 @@ class WhyNotQuery:
         found = [asking_for_less(less, cut)] if cut < 1 else []
         if larger:
             text = f"add a node with {' and '.join(larger)} (node {node} is the nearest)"
-            return [*found, Change(Effort.CAPACITY, text, 1.0)]
-        return [*found, Change(Effort.CAPACITY, f"free {' and '.join(freed)} on node {node}", min(0.99, freed_part))]
+            return [*found, Remedy(Effort.CAPACITY, text, 1.0)]
+        return [*found, Remedy(Effort.CAPACITY, f"free {' and '.join(freed)} on node {node}", min(0.99, freed_part))]
 
-    def _quota_changes(self) -> list[Change]:
+    def _quota_remedies(self) -> list[Remedy]:
         """Asks for what the tenant's grant still covers, or raises the Quota by what is missing."""
         requirements, available = self._requirements, self._requirements.quota_headroom or {}
         missing = {n: a - available.get(n, 0) for n, a in requirements.amounts.items() if a > available.get(n, 0)}
-        stop, quota = cluster_level_changes(Reason.QUOTA_EXCEEDED, requirements.namespace)
+        stop, quota = cluster_level_remedies(Reason.QUOTA_EXCEEDED, requirements.namespace)
         by = " and ".join(f"{amount_text(name, amount)} {name}" for name, amount in missing.items())
         found = [stop, msgspec.structs.replace(quota, text=f"{quota.text} by {by}")]
         cut = max((short / requirements.amounts[name] for name, short in missing.items()), default=1.0)
@@ -259,14 +259,14 @@ class WhyNotQuery:
         return found
 
 
-def asking_for_less(amounts: Sequence[str], cut: float) -> Change:
+def asking_for_less(amounts: Sequence[str], cut: float) -> Remedy:
     """A request lowered by this fraction."""
-    return Change(
+    return Remedy(
         Effort.WORKLOAD if cut <= LIKELY_CUT else Effort.SHRINK, f"ask for at most {' and '.join(amounts)}", cut
     )
 
 
-def _changes_within(blockers: Sequence[Sequence[Change]], effort: Effort) -> list[Change]:
+def _remedies_within(blockers: Sequence[Sequence[Remedy]], effort: Effort) -> list[Remedy]:
     """One change for each blocker, of this effort where there is one, else of less; none if a blocker needs more or no
     change has this effort."""
     found = []
@@ -278,11 +278,11 @@ def _changes_within(blockers: Sequence[Sequence[Change]], effort: Effort) -> lis
     return found if any(c.effort is effort for c in found) else []
 
 
-def suggested_changes(fix: SuggestedFix | None, reasons: Iterable[str], tenant: str) -> list[Change]:
+def suggested_remedies(fix: SuggestedFix | None, reasons: Iterable[str], tenant: str) -> list[Remedy]:
     """The changes on nodes and those for reasons that no node causes, in one order. A reason that ends by itself is
     named only if there is nothing to change."""
     on_nodes, told = (fix.choices, fix.reasons) if fix is not None else ((), ())
-    beyond = [change for r in reasons if r not in told for change in cluster_level_changes(r, tenant)]
+    beyond = [change for r in reasons if r not in told for change in cluster_level_remedies(r, tenant)]
     if on_nodes:
         beyond = [change for change in beyond if not change.text.startswith("nothing")]
     return in_order([*on_nodes, *beyond])
@@ -290,4 +290,4 @@ def suggested_changes(fix: SuggestedFix | None, reasons: Iterable[str], tenant: 
 
 def suggestion(fix: SuggestedFix | None, reasons: Iterable[str], tenant: str) -> str:
     """The suggested changes as one sentence."""
-    return as_choice(suggested_changes(fix, reasons, tenant)) or (fix.text if fix is not None else "")
+    return as_choice(suggested_remedies(fix, reasons, tenant)) or (fix.text if fix is not None else "")
