@@ -22,6 +22,33 @@ _VARYING = (
 )
 
 
+EXECUTED_PAGES = (
+    "docs/how-to/clients.md",
+    "docs/tour.md",
+    "docs/tutorials/lose-a-region.md",
+    "docs/tutorials/deploy.md",
+    "docs/tutorials/why-it-waits.md",
+    "docs/tutorials/rollout.md",
+    "docs/tutorials/python.md",
+    "docs/tutorials/gpus.md",
+    "docs/tutorials/batch.md",
+    "docs/tutorials/shop.md",
+    "docs/tutorials/policy.md",
+    "docs/how-to/cron.md",
+    "docs/how-to/notifications.md",
+    "docs/tutorials/join-a-node.md",
+)
+"""Pages whose blocks are run on one platform, in the order of a reader (tests/e2e/test_tutorials.py)."""
+RUN_OTHERWISE = {
+    "README.md": "every page of the tour begins with its two commands",
+    "CONTRIBUTING.md": "the suites themselves",
+    "docs/console.md": "tests/e2e/test_console.py opens the link that `holdfast console` prints",
+    "docs/operations/install.md": "tests/e2e/test_install.py, on machines of their own",
+    "docs/operations/high-availability.md": "tests/e2e/test_install_servers.py, on machines of their own",
+}
+"""Pages whose blocks another test runs, and which."""
+
+
 class CommandBlock(msgspec.Struct):
     """A block of commands with the output that the page shows; None if it shows none."""
 

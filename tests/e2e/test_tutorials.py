@@ -1,4 +1,4 @@
-"""Every command block of the tour and the tutorials, run on one real platform, prints what the page shows.
+"""Every command block of the tour, the tutorials and some how-to pages prints what the page shows, on a real platform.
 
 `REWRITE_PAGES=1` puts the printed output into the pages instead of comparing it.
 """
@@ -14,28 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.page_commands import CommandBlock, command_blocks, lines_not_seen, rewrite
+from tests.page_commands import EXECUTED_PAGES, CommandBlock, command_blocks, lines_not_seen, rewrite
 from tests.platforms import ROOT, RunningPlatform, processes_of, running_platform
 
 from holdfast.platform.supervisor import path_with_venv
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 
-DOCS = ROOT / "docs"
-# The order of a reader.
-PAGES = (
-    "tour.md",
-    "tutorials/lose-a-region.md",
-    "tutorials/deploy.md",
-    "tutorials/why-it-waits.md",
-    "tutorials/rollout.md",
-    "tutorials/python.md",
-    "tutorials/gpus.md",
-    "tutorials/batch.md",
-    "tutorials/shop.md",
-    "tutorials/policy.md",
-    "tutorials/join-a-node.md",
-)
 # The fixture does the same: a platform in the background, and the two variables.
 DONE_BY_FIXTURE = ("make install", "make up", "export KUBECONFIG=")
 REWRITES = bool(os.environ.get("REWRITE_PAGES"))
@@ -48,9 +33,10 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatfo
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The reader's directory: files that the pages write, and the examples."""
+def folder(tmp_path_factory: pytest.TempPathFactory, platform: RunningPlatform) -> Iterator[Path]:
+    """The reader's directory: files that the pages write, the examples, and the state of the platform."""
     made = tmp_path_factory.mktemp("reader")
+    (made / ".holdfast").symlink_to(platform.state)
     (made / "examples").symlink_to(ROOT / "examples")
     programs = made / "bin"
     programs.mkdir()
@@ -95,19 +81,15 @@ def run_page(blocks: list[CommandBlock], platform: RunningPlatform, folder: Path
     return outputs[:-1]
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", EXECUTED_PAGES)
 def test_page_commands_print_what_the_page_shows(name: str, platform: RunningPlatform, folder: Path) -> None:
-    blocks = command_blocks(DOCS / name)
+    blocks = command_blocks(ROOT / name)
     assert blocks
     outputs = run_page(blocks, platform, folder)
     if REWRITES:
-        rewrite(DOCS / name, dict(enumerate(outputs)))
+        rewrite(ROOT / name, dict(enumerate(outputs)))
         return
     for block, seen in zip(blocks, outputs, strict=True):
         if block.shown is not None:
             missing = lines_not_seen(block.shown, seen)
             assert not missing, f"{name} shows lines that were not printed: {missing}\nprinted:\n{seen}"
-
-
-def test_every_tutorial_is_run() -> None:
-    assert {f"tutorials/{path.name}" for path in (DOCS / "tutorials").glob("*.md")} | {"tour.md"} == set(PAGES)
