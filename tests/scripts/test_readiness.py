@@ -126,3 +126,17 @@ def test_unknown_evidence_cannot_be_skipped(readiness: ModuleType, capsys: pytes
     assert "evidence drill no-such: not found" in capsys.readouterr().out
     assert readiness.main(["--list"]) == 0
     assert f"{EvidenceKind.DRILL.value} region-loss  (full review)" in capsys.readouterr().out
+
+
+def test_planted_bug_makes_the_claim_of_its_invariant_fall(
+    readiness: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All evidence supports the claims except the simulations, which the command runs with the bug."""
+    bug = "quota-check-skipped"
+    for need in all_needs():
+        if need.kind is not EvidenceKind.SIMULATIONS:
+            found = supporting(need, revision=f"{current_revision()}+planted:{bug}")
+            write_evidence(tmp_path / "planted", found)
+    assert readiness.main(["--quick", "--plant", bug, "--out", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "claim tenant-isolation fell" in printed and "S3: seed" in printed
