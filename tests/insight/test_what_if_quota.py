@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests import factories
-from tests.rules.consumers import NOW, OTHER, REGION, TENANT, WORKLOAD, Situation, StoredCell
+from tests.authority.cell import TENANT
+from tests.rules.consumers import NOW, OTHER, REGION, WORKLOAD, Situation, StoredCell
 
 from holdfast.insight import what_if
 from holdfast.insight.region_clients import RegionClient, RegionClients
