@@ -310,11 +310,15 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
         "history": "Earlier revisions with their outcome.",
     },
     "Revision": {"outcome": "How the rollout of the revision ended."},
-    "BackingBlock": {"backed": "Whether every single loss is covered."},
+    "BackingBlock": {
+        "backed": "Whether every single loss is covered.",
+        "since": "When it began to be covered, or not to be.",
+    },
     "SpilloverStatus": {
         "pending": "Regions where replicas wait, with the reason and since when.",
         "avoidedRegions": "Regions that the workload left, and until when it avoids them.",
     },
+    "RegionWait": {"to": "Region that takes the replicas: it has room, and the placement rules allow it."},
     "AvoidedRegion": {
         "to": "Region that took the replicas.",
         "avoidUntil": "When the region may be used again.",
