@@ -42,7 +42,9 @@ def parse_error(words: list[str]) -> str:
     """Why the command line does not accept these words; empty if it does. Placeholders are ordinary words, and a
     command that a sentence names without its arguments is complete."""
     command: click.Command = holdfast
-    context = click.Context(holdfast, info_name="holdfast")
+    # A command keeps the names of its help option from its first context, so the real ones are passed.
+    names = holdfast.context_settings["help_option_names"]
+    context = click.Context(holdfast, info_name="holdfast", help_option_names=names)
     rest = [word for word in words[1:] if word not in ("…", "\\")]
     while isinstance(command, click.Group) and rest:
         if re.search(r"[|A-Z…]", rest[0]):
