@@ -92,7 +92,7 @@ def states(receiver: Receiver, kind: str) -> set[str]:
     return {body["data"]["state"] for body in receiver.bodies(kind)}
 
 
-def wait_for(receiver: Receiver, kind: str, *wanted: str, within_s: float = 120.0) -> None:
+def wait_for(receiver: Receiver, kind: str, *wanted: str, within_s: float = 240.0) -> None:
     wait_until(lambda: set(wanted) <= states(receiver, kind), f"{kind} is sent as {', '.join(wanted)}", within_s)
 
 
