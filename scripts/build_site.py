@@ -30,8 +30,10 @@ DOCS = ROOT / "docs"
 PACKAGED = ROOT / "src" / "holdfast" / "console" / "docs"
 OUTSIDE = {"CHANGELOG.md": "changelog.html", "CONTRIBUTING.md": "contributing.html"}
 THEME = DOCS / "site"
-SECTION_LISTED_EVERYWHERE_MAX = 40
-"""The navigation lists a section of more pages on its own pages only; elsewhere it shows the first one."""
+SECTION_LISTED_WHOLE_MAX = 40
+"""The navigation shows of a longer section the first page, and on its own pages the neighbours of the page."""
+NEIGHBOURS_LISTED = 10
+"""Pages before and after a page of a long section that its navigation lists. The first page lists all of them."""
 
 
 class NavigationSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,14 +185,22 @@ def _document(site: Site, source: str, before: str | None, after: str | None) ->
 """
 
 
+def _listed(pages: tuple[str, ...], current: str) -> tuple[str, ...]:
+    """A long section is not listed whole: repeated on every page it would be half of the site."""
+    if len(pages) <= SECTION_LISTED_WHOLE_MAX:
+        return pages
+    if current not in pages[1:]:
+        return pages if current in pages else pages[:1]
+    at = pages.index(current)
+    return (pages[0], *pages[max(1, at - NEIGHBOURS_LISTED) : at + NEIGHBOURS_LISTED + 1])
+
+
 def _navigation(site: Site, current: str, up: str) -> str:
     lines = []
     for title, pages in site.sections:
         state = " open" if current in pages else ""
         lines.append(f"<details{state}><summary>{escape(title)}</summary><ul>")
-        # A long section is listed whole on its own pages only. Repeated on every page it would be half of the site.
-        listed = pages if current in pages or len(pages) <= SECTION_LISTED_EVERYWHERE_MAX else pages[:1]
-        for source in listed:
+        for source in _listed(pages, current):
             here = ' aria-current="page"' if source == current else ""
             lines.append(f'<li><a href="{up}{output_name(source)}"{here}>{escape(site.pages[source].title)}</a></li>')
         lines.append("</ul></details>")

@@ -59,4 +59,4 @@ def test_forbidden_spillover_is_not_promised_and_names_the_rule(rules: dict[str,
     assert "none from full region east" in line and says in line
     wait = RegionWait(region="east", reason="InsufficientCpu", since="2026-01-01T00:00:00Z")
     (line,) = spillover_lines(workload(wait, **rules), [full()])
-    assert "they stay there" in line and says in line and "move" not in line
+    assert "replicas stay there" in line and says in line and "move" not in line

@@ -91,7 +91,7 @@ def test_people_have_their_roles_in_every_cell_and_lose_them(platform: RunningPl
     assert run(platform, "access", "check", "delete", "nodes", "--as", "tess", check=False).returncode != 0
     run(platform, "user", "remove", "tess")
     wait_until(
-        lambda: "nauthorized" in platform.kubectl(*use, "get", "workloads", "-n", "acme", check=False), "tess is out"
+        lambda: "was revoked" in platform.kubectl(*use, "get", "workloads", "-n", "acme", check=False), "tess is out"
     )
 
 

@@ -103,21 +103,24 @@ def incident(name: str = "east-1", *, started_ago_s: float = 10.0, **status: Any
 
 
 @pytest.mark.parametrize(
-    ("phase", "ago_s", "status", "reason"),
+    ("phase", "ago_s", "recovered_at", "status", "reason"),
     [
-        (RecoveryPhase.OPEN, 10.0, "False", "Recovering"),
-        (RecoveryPhase.OPEN, 60.0, "False", "Recovering"),
-        (RecoveryPhase.OPEN, 60.5, "False", "ObjectiveMissed"),
-        (RecoveryPhase.RECOVERED, 100.0, "True", "Recovered"),
-        (RecoveryPhase.FAILING_BACK, 100.0, "True", "FailingBack"),
-        (RecoveryPhase.CLOSED, 100.0, "True", "RecoveryClosed"),
+        (RecoveryPhase.OPEN, 10.0, "", "False", "Recovering"),
+        (RecoveryPhase.OPEN, 60.0, "", "False", "Recovering"),
+        (RecoveryPhase.OPEN, 60.5, "", "False", "ObjectiveMissed"),
+        (RecoveryPhase.RECOVERED, 100.0, "then", "True", "Recovered"),
+        (RecoveryPhase.FAILING_BACK, 100.0, "then", "True", "FailingBack"),
+        (RecoveryPhase.FAILING_BACK, 100.0, "", "False", "FailingBack"),
+        (RecoveryPhase.CLOSED, 100.0, "then", "True", "RecoveryClosed"),
+        (RecoveryPhase.CLOSED, 100.0, "", "False", "RecoveryClosed"),
     ],
 )
-def test_condition_of_a_recovery_follows_its_phase_and_deadline(
-    phase: RecoveryPhase, ago_s: float, status: str, reason: str
+def test_condition_of_a_recovery_follows_its_phase_outcome_and_deadline(
+    phase: RecoveryPhase, ago_s: float, recovered_at: str, status: str, reason: str
 ) -> None:
     rows = (progress(2), progress(1, reason="NoTarget"), progress(0))
-    found = phase_condition(incident(started_ago_s=ago_s), RecoveryStatus(phase=phase, workloads=rows), NOW_S)
+    now = RecoveryStatus(phase=phase, workloads=rows, recovered_at=recovered_at)
+    found = phase_condition(incident(started_ago_s=ago_s), now, NOW_S)
     assert (found.status, found.reason) == (status, reason)
     assert found.message.startswith("1 of 3 critical workload(s) serve elsewhere")
     assert ("acme/api: NoTarget" in found.message) is (phase is RecoveryPhase.OPEN)

@@ -30,7 +30,7 @@ def find_port_in_use(ports: Mapping[str, int], udp: Collection[str] = ()) -> tup
     return None
 
 
-def port_in_use(template: Template, name: str, port: int) -> StartFailed:
+def port_in_use_failure(template: Template, name: str, port: int) -> StartFailed:
     """The failure of a start whose port is taken. A port that the region chose is chosen again; a fixed one is not."""
     what = f"port {port} ({name}): in use by a process that Holdfast did not start"
     if any(p.name == name and p.port for p in template.ports):

@@ -3,8 +3,8 @@
 - Node resources of a claim (capacity, devices, ports) are released only on proof: the agent reports that the task ended
   or never started, or the node was removed.
 - The quota is also released at the fence, and the replica may then be rescheduled.
-- A Binding that the replica names and the store does not have proves nothing: it is written again as a request to stop,
-  and holds what it held.
+- If the store has lost the Binding that a replica names, nothing proves that the task has ended. The Binding is written
+  again as a stop order, with its whole claim.
 - FREE raises the attempt in the same transaction, so that a delayed duplicate of the old attempt is refused.
 """
 

@@ -155,8 +155,8 @@ class AuthorityState:
         return self.list_all(Override)
 
     def recorded_claim(self, namespace: str, name: str) -> Claim | None:
-        """The claim of the published Reservation and Binding of this name. A Binding that its replica names and the
-        store has lost claims what it claimed."""
+        """The claim of the published Reservation and Binding of this name. If the store has
+        lost the Binding that the replica names, the claim is read from the replica."""
         reservation, binding = self.reservation(namespace, name), self.binding(namespace, name)
         replica = self.replica(namespace, replica_of_claim(name)) if binding is None else None
         if replica is not None and replica.status.placement.binding == name:

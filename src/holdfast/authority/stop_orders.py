@@ -1,7 +1,7 @@
-"""The Binding of a replica whose record was lost: a request to stop the task, and the claim that it still is. Pure.
+"""Rebuilds a lost Binding from its replica: as a stop order for the agent, and as a claim for the ledger. Pure.
 
-The task may run until the agent proves its end. Until then the replica's placement, which is stored beside the Binding,
-holds the same resources, devices, ports and volumes as before. So no other task gets them.
+The task of a lost Binding may run until the agent proves its end. Until then the claim counts, so that no other task
+gets its resources, devices, ports or volumes. The replica's spec and `status.placement` name them.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ async def _decisions(reader: RegionReader, viewer: Viewer, parameters: Parameter
 
 async def _shadow(reader: RegionReader, viewer: Viewer, parameters: Parameters) -> Any:
     if viewer.tenants is not None:
-        raise Forbidden("shadow results: they name replicas of all tenants")
+        raise Forbidden("shadow results: need access to all tenants; next: ask an operator for the viewer role")
     decisions = cast("list[Decision]", reader.all(Decision))
     return compare_shadow(reader.region, decisions, parameters.get("revision", ""))
 

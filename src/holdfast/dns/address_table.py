@@ -42,6 +42,12 @@ class AddressTable:
         """An Endpoint as the global cell has it."""
         self._endpoints.setdefault(_key(endpoint), {})[endpoint.spec.region] = endpoint
 
+    def has_all(self, regions: Iterable[Region], endpoints: Iterable[Endpoint]) -> bool:
+        """Whether these Regions and Endpoints of the global cell, and an answer of the own region, are in the table."""
+        known = all(e.spec.region in self._endpoints.get(_key(e), {}) for e in endpoints)
+        own = not self._region or self._own is not None
+        return known and own and all(region.metadata.name in self._regions for region in regions)
+
     def remove(self, endpoint: Endpoint) -> None:
         of_workload = self._endpoints.get(_key(endpoint), {})
         of_workload.pop(endpoint.spec.region, None)

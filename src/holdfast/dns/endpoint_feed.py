@@ -38,6 +38,8 @@ class EndpointFeed:
         self._client, self._region, self.table, self._ports = client, region, table, ports
         self.listed = asyncio.Event()
         """Set when the global cell or the own region has answered once."""
+        self.complete = asyncio.Event()
+        """Set when the global cell and the own region have answered once, so that the table lacks nothing they know."""
         self.changed = asyncio.Event()
         """Set after every change of the table. A follower clears it."""
         self.last_contact_s = 0.0
@@ -47,9 +49,24 @@ class EndpointFeed:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(Endpoint, self._endpoint_changed))
             group.create_task(self._follow(Region, self._region_changed))
+            group.create_task(self._await_complete())
             if self._region:
                 group.create_task(self._follow_own_region())
                 group.create_task(self._watch_own_region())
+
+    async def _await_complete(self) -> None:
+        """A watch does not say when it has sent all existing objects: the table is compared with a list until it has
+        them. The list itself is not stored, because it may be older than the watch's last change."""
+        backoff = Backoff(self._ports.random, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        while True:
+            try:
+                regions, endpoints = await self._client.list(Region), await self._client.list(Endpoint)
+                if self.table.has_all(regions, endpoints):
+                    break
+            except Fault as fault:
+                _log.warning("list_refused", error=str(fault))
+            await self._ports.clock.sleep(backoff.next_s())
+        self.complete.set()
 
     async def _follow(self, kind: type[O], changed: Callable[[WatchedChange[O]], None]) -> None:
         backoff = Backoff(self._ports.random, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)

@@ -92,7 +92,7 @@ def newest_recovery(drill: DrillRun) -> Item:
 
 def expect_objective_met(drill: DrillRun, recovery: Item | None) -> None:
     """Records a failure with the late workloads if the Recovery's own condition does not say that it was in time."""
-    missed = missed_objective(recovery) if recovery else "no Recovery: nothing met the objective"
+    missed = missed_objective(recovery) if recovery else "no Recovery of the region: objective not met"
     drill.facts["objective"] = "met" if not missed else "missed"
     drill.expect(not missed, missed)
 

@@ -92,7 +92,8 @@ def _data_remains(claim: VolumeClaim, regions: list[str]) -> Condition:
         type="DataDeleted",
         status="False",
         reason=Reason.VOLUME_CLAIM_DATA_REMAINS,
-        message=f"ordered; not yet reported by regions: {_named(regions)}",
+        message=f"regions that have not confirmed the deletion of the data: {_named(regions)}; "
+        "next: wait; if a region never returns, delete its Region",
         observed_generation=claim.metadata.generation,
     )
 

@@ -1,4 +1,6 @@
-"""From a verified credential to a principal. A failure is `Unauthorized` without details.
+"""From a verified credential to a principal.
+
+An unknown credential is refused without details. The holder of a rejected certificate is told why.
 
 The subject of a client certificate names the user (CN) and its groups (O). TLS has verified the chain; dates and
 revoked serials are checked again per request, because connections outlive both. A bearer token is looked up by its
@@ -40,7 +42,8 @@ def rejection_text(who: Principal, why: str) -> str:
     """What is wrong with a certificate, and what its holder does next."""
     said = _REJECTIONS.get(why, f"is not accepted here ({why})")
     if not who.node:
-        return f"certificate of {who.name}: it {said}; next: an operator makes a new one (holdfast credentials)"
+        steps = "for a user: holdfast user add --certificate, for a region: holdfast credentials rotate region"
+        return f"certificate of {who.name}: it {said}; next: an operator makes a new one ({steps})"
     return (
         f"node {who.node}: its certificate {said}; next: join again: holdfast token create {who.node} "
         f"--join {who.region} --node {who.node}, and put the token into the agent's join token file"

@@ -173,7 +173,7 @@ def empty_volume_lines(assignments: Sequence[Assignment]) -> list[str]:
 
 def spillover_lines(workload: Workload, assignments: Sequence[Assignment]) -> list[str]:
     """Replicas that are pending in a full region, with the region that takes them or the rule that keeps them, and past
-    spillovers. The region is the one that `assign` has found: nothing is promised that it would not do."""
+    spillovers. The region is the one that `assign` has chosen, so explain promises no other move."""
     moves = workload.status.spillover or SpilloverStatus()
     awaited = {w.region for w in moves.pending}
     full = [a.spec.region for a in assignments if waits_for_room(a) and a.spec.region not in awaited]
@@ -182,7 +182,7 @@ def spillover_lines(workload: Workload, assignments: Sequence[Assignment]) -> li
             f"spillover: pending in full region {w.region} since {w.since} ({w.reason}); region {w.to} has room, "
             f"replicas move there after {limits.SPILLOVER_AFTER_S:g} s"
             if w.to
-            else f"spillover: pending in full region {w.region} since {w.since} ({w.reason}); they stay there: "
+            else f"spillover: pending in full region {w.region} since {w.since} ({w.reason}); replicas stay there: "
             f"{_why_no_region(workload, assignments)}"
             for w in moves.pending
         ),

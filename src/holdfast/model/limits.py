@@ -20,7 +20,7 @@ BATCH_BYTES_MAX = 1_000_000
 # Objects per page of a list by our clients, and per read while the server filters a list. The same as kubectl's chunk.
 LIST_PAGE_OBJECTS = 500
 # Distinct templates, labels, field sets of managedFields and the like, each held once for all objects that share them.
-# At the bound, those that were not used since the last time are dropped.
+# At the bound, the parts that were not used since it was last reached are dropped.
 SHARED_PARTS_CACHED = 4096
 
 # Placement

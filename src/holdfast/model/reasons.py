@@ -77,11 +77,7 @@ class Reason(enum.StrEnum):
         "The node does not have enough free devices of the requested kind and model.",
     )
     PORT_IN_USE = "PortInUse", "A port that the replica needs is in use on the node."
-    ASSIGNED_PORT_IN_USE = (
-        "AssignedPortInUse",
-        "A port that the region chose for the replica is in use by a process that Holdfast did not start. "
-        "The replica is placed again with another port.",
-    )
+    ASSIGNED_PORT_IN_USE = texts.ASSIGNED_PORT_IN_USE
     PORTS_EXHAUSTED = "PortsExhausted", "The node has no free port in its port range."
     NO_GRANT = "NoGrant", "The tenant has no grant in this region. An operator creates or raises its Quota."
     QUOTA_EXCEEDED = "QuotaExceeded", "The request would exceed the tenant's limit in this region."
@@ -262,10 +258,7 @@ class Reason(enum.StrEnum):
         "The template names a user that the node or the tenant does not allow. Without `user` each task has its own.",
     )
     ARTIFACT_MISSING = "ArtifactMissing", "An artifact could not be fetched, or its source is not allowed on the node."
-    ARTIFACT_MISMATCH = (
-        "ArtifactMismatch",
-        "An artifact does not have the expected digest, or its archive cannot be unpacked.",
-    )
+    ARTIFACT_MISMATCH = texts.ARTIFACT_MISMATCH
     IMAGE_PULL_FAILED = texts.IMAGE_PULL_FAILED
     IMAGE_PULL_BACK_OFF = "ImagePullBackOff", "Earlier pulls of the image failed; the next one waits for the backoff."
     IMAGE_NOT_FOUND = "ImageNotFound", "The registry has no image of this name, tag or digest for this platform."
@@ -278,10 +271,7 @@ class Reason(enum.StrEnum):
     SECRET_MISSING = "SecretMissing", "The template refers to a Secret or to a key of one that does not exist."
     CONFIG_MISSING = "ConfigMissing", "The template refers to a ConfigMap or to a key of one that does not exist."
     CONFIG_UNUSABLE = "ConfigUnusable", "A referenced value is too large for a process, or contains NUL."
-    CONFIG_UNREACHABLE = (
-        "ConfigUnreachable",
-        "The agent cannot read the referenced values from its region, and the node holds none of an earlier run.",
-    )
+    CONFIG_UNREACHABLE = texts.CONFIG_UNREACHABLE
     TOO_MANY_PROCESSES = "TooManyProcesses", "The task reached its limit on processes."
     DISK_FULL = "DiskFull", "The node has no disk space to start the task. Free some, or raise the disk quota."
     BACKING_OFF = "BackingOff", "The process keeps exiting; the next restart waits for the backoff."

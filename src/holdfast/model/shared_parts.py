@@ -1,9 +1,9 @@
-"""Equal parts of decoded objects are one part in memory: templates, placement rules, labels, amounts, texts.
+"""Interns equal parts of decoded objects: templates, placement rules, labels, amounts, texts.
 
 Objects by the thousand have the same template and the same labels, and a decoder makes each of them again.
 `share_parts` replaces such a part of a new object by the equal part that was decoded before. Parts are compared by
-their JSON, so a shared part is what the object's own bytes decode to. Nobody changes an object that others can see, so
-nobody can tell a shared part from an own one.
+their JSON, so a shared part is what the object's own bytes decode to. A published object is never changed,
+so sharing its parts has no visible effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SharedParts:
-    """The parts in use, by their JSON. At a bound, the parts that were not used since the last time are dropped."""
+    """Parts by their JSON. At a bound, the parts that were not used since it was last reached are dropped."""
 
     def __init__(self, limit: int, bytes_limit: int = SHARED_PARTS_BYTES) -> None:
         self._limit = limit

@@ -164,13 +164,13 @@ def check_unique(field: str, values: Iterable[str]) -> Causes:
         seen.add(value)
 
 
-# Bytes of JSON of the parts that are remembered, per type of part. At the bound, those that were not used since the
-# last time are dropped, so many large templates cost no more.
+# Bytes of JSON of the parts that are cached, per type of part. At the bound, the parts that were not used since it was
+# last reached are dropped, so many large templates cost no more memory.
 SHARED_PARTS_BYTES = 2 * 1024 * 1024
 
 
 class ValidParts:
-    """The JSON of parts of objects that were validated without a finding: one that many objects have is validated
+    """Caches the parts of objects that passed validation, by their JSON: a part that many objects have is validated
     once."""
 
     def __init__(self) -> None:

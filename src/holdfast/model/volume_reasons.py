@@ -1,4 +1,4 @@
-"""Texts of the reasons about volumes and images, for `model.reasons`: the value and the sentence that explains it."""
+"""Texts of the reasons about volumes, images, ports and values, for `model.reasons`: value and explaining sentence."""
 
 from __future__ import annotations
 
@@ -68,4 +68,17 @@ REGISTRY_DENIED: ReasonText = (
 IMAGE_UNRESOLVED: ReasonText = (
     "ImageUnresolved",
     "The tag of the image was not resolved to a digest yet, so the revision runs nowhere.",
+)
+ASSIGNED_PORT_IN_USE: ReasonText = (
+    "AssignedPortInUse",
+    "A port that the region chose for the replica is in use by a process that Holdfast did not start. "
+    "The replica is placed again with another port.",
+)
+ARTIFACT_MISMATCH: ReasonText = (
+    "ArtifactMismatch",
+    "An artifact does not have the expected digest, or its archive cannot be unpacked.",
+)
+CONFIG_UNREACHABLE: ReasonText = (
+    "ConfigUnreachable",
+    "The agent cannot read the referenced values from its region, and the node holds none of an earlier run.",
 )

@@ -263,8 +263,7 @@ class RolloutBlock(ApiStruct, frozen=True):
 
 class BackingBlock(ApiStruct, frozen=True):
     """Whether recovery slots and allowances cover the recovery objective; if not, the message names the bottleneck.
-    `since` is when it began to be covered, or not to be. `lastProven` is unset until a Recovery has met the
-    objective."""
+    `since` is when `backed` last changed. `lastProven` is unset until a Recovery has met the objective."""
 
     backed: bool = visible_default(False)
     reason: str = ""

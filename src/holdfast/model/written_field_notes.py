@@ -310,10 +310,7 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
         "history": "Earlier revisions with their outcome.",
     },
     "Revision": {"outcome": "How the rollout of the revision ended."},
-    "BackingBlock": {
-        "backed": "Whether every single loss is covered.",
-        "since": "When it began to be covered, or not to be.",
-    },
+    "BackingBlock": {"backed": "Whether every single loss is covered.", "since": "When `backed` last changed."},
     "SpilloverStatus": {
         "pending": "Regions where replicas wait, with the reason and since when.",
         "avoidedRegions": "Regions that the workload left, and until when it avoids them.",

@@ -40,6 +40,9 @@ REFUSED_AGAIN_S = 5.0
 RESTART_FIRST_S, RESTART_MAX_S = 0.2, 15.0
 HEALTHY_AFTER_S = 30.0
 """A process that ran for this long is restarted without delay."""
+ALL_ADDRESSES_S = 15.0
+"""Time for all cells to answer a proxy that serves by its last configuration. After that, the known addresses are
+loaded."""
 
 _log = structlog.get_logger()
 
@@ -85,6 +88,8 @@ class EntryProxy:
     async def follow(self) -> None:
         """Loads every change of the serving addresses."""
         await self.feed.listed.wait()
+        if self._loaded:
+            await self._await_all_addresses()
         last_reload_s = float("-inf")
         while True:
             self.feed.changed.clear()
@@ -92,7 +97,9 @@ class EntryProxy:
             began_s = self._ports.clock.monotonic()
             plan = plan_backends(self._settings, self._table)
             text = render(self._settings, plan, drop_privileges=os.geteuid() == 0)
-            if self._is_due(text, began_s):
+            if text == self._loaded:
+                self._plan, self.refusal = plan, ""
+            elif self._is_due(text, began_s):
                 if gone := removed_servers(self._plan, plan):
                     await self.process.drain(gone)
                 await self._ports.clock.sleep(max(0.0, last_reload_s + RELOAD_MIN_S - self._ports.clock.monotonic()))
@@ -109,7 +116,16 @@ class EntryProxy:
     def _is_due(self, text: str, now_s: float) -> bool:
         if text == self._refused_text:
             return now_s - self._refused_at_s >= REFUSED_AGAIN_S
-        return text != self._loaded
+        return True
+
+    async def _await_all_addresses(self) -> None:
+        """The last configuration is in use. One with the addresses of some cells only would take away the standby
+        region. Without the global cell the own region's addresses must do after a time."""
+        try:
+            async with asyncio.timeout(ALL_ADDRESSES_S):
+                await self.feed.complete.wait()
+        except TimeoutError:
+            _log.warning("proxy_addresses_incomplete", waited_s=ALL_ADDRESSES_S)
 
     async def _load(self, text: str, plan: ProxyPlan) -> None:
         result = "invalid"

@@ -53,7 +53,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
 
 
 def _claimed(volume: Volume, claim: VolumeClaim | None) -> Outcome:
-    """Says that the claim of a Volume to be deleted with it is missing, and that it is there again."""
+    """The condition `Claimed` of a Volume with the policy Delete: False while its claim is missing."""
     made_for = claim is not None and claim.uid == volume.spec.claim_uid
     missing = volume.spec.reclaim_policy is ReclaimPolicy.DELETE and not made_for
     known = find_condition(volume.status.conditions, "Claimed")

@@ -278,7 +278,7 @@ class Application:
         self.gate.audit.record_refusal(who, "authenticate", "credentials", why, request=what)
 
     def _audit_denied(self, request: Request, code: int) -> None:
-        """A denied request that the code which denied it did not record."""
+        """Records a 401 or 403 that no handler has recorded."""
         what = request.target.resource.kind.plural if request.target.resource else request.path[:100]
         verb = request.target.verb or request.method.lower()
         if request.principal.groups:

@@ -475,8 +475,8 @@ def definitions(kind: str) -> list[dict[str, Any]]:
 
 
 def cells(kind: str, item: Object, now_s: float, beside: Mapping[str, Cell] = NOTHING_BESIDE) -> list[Any]:
-    """One row. A cell that raises is left empty: a table never fails a request. `beside` are cells, by column, that
-    need other objects; one that is not empty replaces the column's own."""
+    """One row. A cell that raises is left empty: a table never fails a request. `beside` are functions, by
+    column, for cells that read other objects; a text that is not empty replaces the cell of the column."""
     made = [(beside[c.name](item) if c.name in beside else "") or _cell(c, item) for c in COLUMNS.get(kind, ())]
     if kind != "Event":
         return [item.metadata.name, *made, _format_age(item.metadata.creation_timestamp, now_s)]

@@ -37,9 +37,9 @@ NOT_CHECKED = (
     "S5 of elections: the log does not record the term that a renewal compared",
     "S8 in true time: the clocks in the records are trusted",
     "failback on machines: a store does not record which tasks ran (failback)",
-    "convergence and load: a history does not show when the system was to be quiet (convergence)",
+    "convergence and load: a history does not show when faults and user changes had ended (convergence)",
     "waits for unused quota: a history does not show for how long room was known (quota_wakeups, unused_quota)",
-    "the number of ticks of a schedule: only simulated schedules are read a second time (cron_runs)",
+    "the number of ticks of a schedule: only the simulation computes the expected ticks (cron_runs)",
     "recovery deadlines: the condition ObjectiveMet of each Recovery says it (recovery_deadline)",
 )
 """Properties that a history does not record. Simulations check them."""

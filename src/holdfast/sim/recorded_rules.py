@@ -31,7 +31,7 @@ class RecordedRules:
         self._cron_runs = CronRunsChecker()
         self._maintenance = MaintenanceChecker(cell)
         self._rebalancing = RebalancingChecker(recovery_grace_s=RECOVERY_GRACE_S)
-        self._volumes = VolumesChecker()
+        self._volumes = VolumesChecker(people_delete=True)
 
     def check(self, commit: ObservedCommit, *, global_was_restored: bool) -> Iterator[Finding]:
         """`global_was_restored`: indexes that succeeded after the backup are forgotten, and run again."""

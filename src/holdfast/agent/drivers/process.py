@@ -48,7 +48,7 @@ from holdfast.agent.drivers.records import (
 from holdfast.agent.drivers.removal import remove_tree
 from holdfast.agent.drivers.shim_processes import read_start_report, spawn_shim
 from holdfast.agent.drivers.volumes import TaskVolumes
-from holdfast.agent.ports_in_use import find_port_in_use, port_in_use
+from holdfast.agent.ports_in_use import find_port_in_use, port_in_use_failure
 from holdfast.agent.shim_guard import encode_deadline
 from holdfast.agent.task_config import TaskConfig
 from holdfast.agent.task_decision import WATCHDOG_KILL_LEAD_S, WATCHDOG_LEAD_S
@@ -227,7 +227,7 @@ class ProcessDriver(Driver):
         await self.fetch(task)
         taken = find_port_in_use(task.ports, udp_ports(task.template))
         if taken is not None:
-            raise port_in_use(task.template, *taken)
+            raise port_in_use_failure(task.template, *taken)
         try:
             await asyncio.to_thread(self._prepare_freeing_space, folder, task)
         except OSError as error:

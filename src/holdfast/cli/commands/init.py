@@ -73,7 +73,7 @@ def _cell_options(command: F) -> F:
             type=click.IntRange(1, 7),
             default=1,
             show_default=True,
-            help="Servers that the cell shall have. More than one implies --start-etcd, unless --etcd is given.",
+            help="Planned number of servers of the cell. More than one implies --start-etcd, unless --etcd is given.",
         ),
         click.option("--host", "hosts", multiple=True, help="Further name of the server certificate; may be repeated."),
         click.option("--listen", default="", help="Listen address. Default: all, or loopback for a loopback address."),
@@ -93,13 +93,12 @@ def _plan(name: str, default_port: int, options: dict[str, Any]) -> CellPlan:
     replicas: int = options["replicas"]
     start_etcd = options["start_etcd"] or (replicas > 1 and not options["etcd"])
     if (start_etcd and (options["etcd"] or options["no_start"])) or (replicas > 1 and options["no_start"]):
-        flag = "--start-etcd" if options["start_etcd"] else "--replicas"
-        wrong = (
-            f"{flag}: not together with --etcd or --no-start" if flag == "--start-etcd" else f"{flag}: needs a start"
-        )
-        raise CommandError(wrong, next_step="leave out one of them", code=ExitCode.USAGE)
+        conflict = "--start-etcd: not together with --etcd or --no-start"
+        wrong = conflict if options["start_etcd"] else "--replicas: not together with --no-start"
+        raise CommandError(wrong, next_step="leave out one of these options", code=ExitCode.USAGE)
     if replicas % 2 == 0:
-        print_note(f"warning: {replicas} servers survive the loss of no more servers than {replicas - 1} do")
+        text = f"warning: --replicas {replicas} tolerates no more failed servers than {replicas - 1}"
+        print_note(f"{text}; next: use an odd number")
     keys = ("etcd_ca", "etcd_cert", "etcd_key", "etcd_password_file")
     files = [(key, str(Path(options[key]).absolute()) if options[key] else "") for key in keys]
     store = etcd_settings(options["etcd"], [*files, ("etcd_user", options["etcd_user"])])
@@ -240,7 +239,7 @@ def region(*, token: str, **options: Any) -> None:
 def _check_joins_without_replicas(plan: CellPlan) -> None:
     if plan.replicas:
         raise CommandError(
-            "--replicas: the first server of a cell says how many there shall be; this token is for a further one",
+            "--replicas: only for the first server of a cell; this token is for a further server",
             next_step="leave out --replicas",
             code=ExitCode.USAGE,
         )

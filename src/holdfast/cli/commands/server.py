@@ -35,7 +35,7 @@ def server() -> None:
 @click.option(
     "--replicas",
     type=click.IntRange(1, 7),
-    help="Print a token for each server that the cell lacks to have this many. Default: one token.",
+    help="Planned number of servers: print a token for each that has not joined yet. Default: one token.",
 )
 @state_option
 @output_option
@@ -76,6 +76,7 @@ def print_server_tokens(cell: str, texts: Sequence[str], expires: str) -> None:
         print_note(f"next: on each of the {len(texts)} new machines, one after the other: {command}")
     else:
         print_note(f"cell {cell}: no server is missing")
+        print_note("next: to replace a lost server, revoke it first: holdfast server revoke NAME")
 
 
 @server.command("list")

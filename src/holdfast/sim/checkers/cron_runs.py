@@ -28,7 +28,7 @@ class CronRunsChecker:
         """Run of each tick: (uid of the CronWorkload, time) → name. Deleted runs stay."""
 
     def check_runs(self, commit: ObservedCommit) -> Iterator[Finding]:
-        """Only that a tick has at most one run, whatever its schedule."""
+        """Checks only that a tick has at most one run. The expected ticks of the schedule are not computed."""
         for change in commit.changes:
             if isinstance(change.new, Workload) and change.old is None:
                 yield from self._observe_run(change, {})

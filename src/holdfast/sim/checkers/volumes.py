@@ -23,9 +23,11 @@ _UNITS = {"Ki": 1024, "Mi": _MIB, "Gi": 1024 * _MIB}
 
 
 class VolumesChecker:
-    """Checker of all cells and machines together."""
+    """Checker of all cells and machines together. `people_delete`: an operator may delete a Volume, as the runbook of a
+    lost node says. People of the simulation delete claims and tenants, never a Volume."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, people_delete: bool = False) -> None:
+        self._people_delete = people_delete
         self._nodes: dict[str, str] = {}
         """Node of each volume, by uid."""
         self._running: dict[str, tuple[Machine, TaskRun]] = {}
@@ -40,7 +42,8 @@ class VolumesChecker:
                 was_on = self._nodes.setdefault(volume.uid, volume.spec.node)
                 if was_on != volume.spec.node:
                     yield "volumes", f"{change.key} moved from {was_on} to {volume.spec.node}", (change.key,)
-                if volume.metadata.deletion_timestamp and not _is_terminating(change.old):
+                begins = volume.metadata.deletion_timestamp and not _is_terminating(change.old)
+                if begins and not self._people_delete:
                     yield from _check_order(volume, change.key, commit.state)
                 if change.old is None:
                     yield from _overcommitted(volume, change.key, commit.state)
@@ -95,7 +98,6 @@ def _is_terminating(volume: Any) -> bool:
 
 
 def _check_order(volume: Volume, key: str, state: dict[str, Any]) -> Iterator[Finding]:
-    """People of the simulation delete claims and tenants, never a Volume."""
     claim = state.get(f"/volumeclaims/{volume.metadata.namespace}/{volume.spec.claim}")
     ordered = claim is not None and claim.uid == volume.spec.claim_uid and claim.status.data_deletion is not None
     if not ordered:
