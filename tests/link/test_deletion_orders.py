@@ -25,8 +25,10 @@ from holdfast.model import codec
 from holdfast.model.assignment import Assignment, AssignmentStatus
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import Key
+from holdfast.model.ownership import VOLUME_CLAIM_FINALIZER
 from holdfast.model.priority_class import PriorityClass, PriorityClassSpec
 from holdfast.model.tenant import Tenant
+from holdfast.model.volume import VolumeClaim, VolumeClaimSpec
 from holdfast.model.writes import Delete, Update
 from holdfast.store.contract import Put
 
@@ -178,3 +180,17 @@ def test_missing_tenant_is_deleted_after_its_last_assignment() -> None:
     assert mirror.queue_key(Assignment, Key("acme", last.spec.assignment)) in mirror.woken_by_replica(
         None, last, cache_of()
     )
+
+
+@pytest.mark.parametrize(
+    ("finalizers", "kept"), [((VOLUME_CLAIM_FINALIZER, "example.com/x"), True), (("example.com/x",), False)]
+)
+def test_copy_of_a_deleted_claim_goes_when_only_finalizers_of_others_keep_it(
+    finalizers: tuple[str, ...], kept: bool
+) -> None:
+    """Else a tenant could fill every region's report of deleted data with claims that never go."""
+    named = meta("data", "acme", uid="claim")
+    copy = VolumeClaim(named, VolumeClaimSpec(size="1Gi"))
+    deleted = msgspec.structs.replace(named, deletion_timestamp="2027-01-15T08:00:00Z", finalizers=finalizers)
+    found = writes(copy, cache_of(msgspec.structs.replace(copy, metadata=deleted)))
+    assert (found == [Delete("VolumeClaim", copy.key, "claim")]) is not kept

@@ -177,15 +177,26 @@ def test_replica_that_cannot_start_is_released_from_quarantined_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "after_s", "released"),
-    [("AssignedPortInUse", 6.0, True), ("AssignedPortInUse", 1.0, False), ("PortInUse", 600.0, False)],
-    ids=["chosen by the region", "the process may still end", "fixed"],
+    ("reason", "attempt", "after_s", "released"),
+    [
+        ("AssignedPortInUse", 1, 6.0, True),
+        ("AssignedPortInUse", 1, 1.0, False),
+        ("AssignedPortInUse", 4, 39.0, False),
+        ("AssignedPortInUse", 4, 41.0, True),
+        ("AssignedPortInUse", 500, 299.0, False),
+        ("AssignedPortInUse", 500, 301.0, True),
+        ("PortInUse", 1, 600.0, False),
+    ],
 )
-def test_replica_whose_chosen_port_is_taken_is_placed_again(reason: str, after_s: float, released: bool) -> None:
+def test_replica_whose_chosen_port_is_taken_is_placed_again(
+    reason: str, attempt: int, after_s: float, released: bool
+) -> None:
     """A new placement chooses another port (`test_dynamic_ports_are_allocated_in_rotation`); a fixed port has none."""
-    failing = ExecutionBlock(phase=Phase.BACKING_OFF, attempt=1, reason=reason, message="port 20000 (http): in use")
+    failing = ExecutionBlock(
+        phase=Phase.BACKING_OFF, attempt=attempt, reason=reason, message="port 20000 (http): in use"
+    )
     bound = bound_status("n1", name="api-us-east-0", execution=failing)
-    placed = msgspec.structs.replace(bound.placement, bound_at=micro_text(T0))
+    placed = msgspec.structs.replace(bound.placement, bound_at=micro_text(T0), attempt=attempt)
     item = replica(0, status=msgspec.structs.replace(bound, placement=placed))
     writes = release.decide(item.key, cache_of(item, binding(item), node()), T0 + after_s).writes
     assert [w.blocks["release"].reason for w in writes if isinstance(w, SetStatus)] == [reason] * released

@@ -122,6 +122,17 @@ async def test_caller_beyond_its_allowance_is_summed_and_delays_nobody(
     assert len([r for r in records if "system:anonymous" in r["principal"]]) <= 4
 
 
+async def test_reader_of_secrets_beyond_its_allowance_is_summed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read after the other would else be one disk write and one record each, and push older records out."""
+    ada, path = Api(world.app, "ada"), "/api/v1/namespaces/shop/secrets"
+    assert (await ada.post(path, {"metadata": {"name": "key"}, "stringData": {"a": "b"}})).code == 201
+    monkeypatch.setattr(audit_rows, "AUDIT_PROMPT_BURST", 3)
+    answers = await asyncio.gather(*(ada.get(f"{path}/key?n={number}") for number in range(40)))
+    assert {answer.code for answer in answers} == {200}
+    reads = [r for _, r in await read_records(world.store) if r["result"] == "Allowed" and r["verb"] == "get"]
+    assert sum(int(r.get("count", 1)) for r in reads) == 40 and len(reads) <= 5
+
+
 async def test_caller_with_many_paths_has_a_bounded_number_of_rows(faulty: FaultyWorld) -> None:
     tim = Api(faulty.app, "tim")
     paths = [f"/audit/v1/{'x' * number}" for number in range(1, 90)] + ["/audit/v1", "/metrics"]

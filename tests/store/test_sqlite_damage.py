@@ -343,3 +343,22 @@ async def test_full_disk_is_survived_without_restart(tmp_path: Path) -> None:
         await store.close()
     finally:
         os.system(f"umount -l {disk}")
+
+
+async def test_header_torn_in_a_checkpoint_is_written_again_from_the_log(tmp_path: Path) -> None:
+    """A power loss tears the first sector while a checkpoint writes it; the write-ahead log still has the page."""
+    (tmp_path / "live").mkdir()
+    store = SqliteStore(tmp_path / "live" / "cell.db")
+    await fill(store, random.Random(3), commits=30)
+    expected = await everything(store, (5, 20))
+    torn = tmp_path / "torn"
+    shutil.copytree(tmp_path / "live", torn)
+    await store.close()
+    with (torn / "cell.db").open("r+b") as file:
+        file.write(b"SQLite" + random.Random(4).randbytes(506))
+    found = SqliteStore(torn / "cell.db")
+    try:
+        assert await everything(found, (5, 20)) == expected
+        assert schema.page_checksums.reserved_bytes(torn / "cell.db") == schema.page_checksums.CHECKSUM_BYTES
+    finally:
+        await found.close()

@@ -150,9 +150,13 @@ class RunNetwork:
 
 
 def _allow_low_ports() -> None:
-    """Lets every user listen on ports below 1024, as images expect: in this namespace they belong to the run alone."""
-    with open(LOW_PORTS, "w", encoding="ascii") as f:
-        f.write("0")
+    """Lets every user listen on ports below 1024, as images expect: in this namespace they belong to the run alone.
+    Where /proc/sys is read-only, only programs that need such a port fail."""
+    try:
+        with open(LOW_PORTS, "w", encoding="ascii") as f:
+            f.write("0")
+    except OSError:
+        pass
 
 
 def _last_words() -> str:

@@ -145,16 +145,19 @@ class AuditLog:
         key = (name[:256], verb, resource, reason, REFUSED, "")
         self._count(key, credential, message, request, is_prompt=is_prompt, is_awaited=True)
 
-    def record_use(self, who: Principal, verb: str, resource: str, *, message: str = "", request: str = "") -> None:
+    def record_use(
+        self, who: Principal, verb: str, resource: str, *, message: str = "", request: str = "", is_awaited: bool = True
+    ) -> None:
         """Counts a permitted request that no commit records. Uses with different messages have different records.
 
-        A person's use is durable before the request is answered. Those of cells and agents are durable a second or two
-        later: they are many, and what they change is as volatile.
+        A person's use is durable before the request is answered, unless not `is_awaited`. Those of cells and agents are
+        durable a second or two later: they are many, and what they change is as volatile.
         """
         text = message[:AUDIT_TEXT_CHARS_MAX]
         is_person = current_records() is not None and not COMPONENT_GROUPS.intersection(who.groups)
         key = (who.name[:256], verb, resource, "", ALLOWED, text)
-        self._count(key, who.credential, message, request, is_prompt=is_person, is_awaited=is_person)
+        is_prompt = is_person and is_awaited and self._allowances.take(who.name, self._ports.clock.monotonic())
+        self._count(key, who.credential, message, request, is_prompt=is_prompt, is_awaited=is_person and is_awaited)
 
     def _count(
         self, key: RowKey, credential: str, message: str, request: str, *, is_prompt: bool, is_awaited: bool

@@ -20,6 +20,7 @@ from holdfast.model.kinds import ALL, BY_NAME, kind_of
 from holdfast.model.lifecycle import final_phase
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.override import Override, OverrideKind
+from holdfast.model.ownership import VOLUME_CLAIM_FINALIZER
 from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.tenant import Tenant
@@ -71,6 +72,8 @@ def mirror_writes(
     kind, name = key
     source: Any = originals.get(kind, name.name, name.namespace)
     copy: Any = copies.get(kind, name.name, name.namespace)
+    if isinstance(source, VolumeClaim) and _is_done(source):
+        source = None
     if kind is Override and break_glass.is_local_break_glass(name.name, region):
         return break_glass.revocation_writes(source, copy)
     if kind is Override and source is not None:
@@ -100,6 +103,12 @@ def mirror_writes(
         return ()
     meta = msgspec.structs.replace(wanted.metadata, resource_version=copy.metadata.resource_version)
     return (Update(msgspec.structs.replace(wanted, metadata=meta)),)
+
+
+def _is_done(claim: VolumeClaim) -> bool:
+    """Whether only finalizers of others keep a deleted claim. Its copies go, or a tenant that keeps many such claims
+    would fill every region's report of deleted data (`link.report`)."""
+    return bool(claim.metadata.deletion_timestamp) and VOLUME_CLAIM_FINALIZER not in claim.metadata.finalizers
 
 
 def _awaits_restore(source: Assignment, originals: View, now: float) -> bool:

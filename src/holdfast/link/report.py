@@ -255,11 +255,14 @@ def _slot_reports(slots: Sequence[RecoverySlot], here: View, rules: PolicyRules)
     """Admitted slots on schedulable nodes, by budget, shape and zone. A free slot on a node that the policy closes to
     every request holds no replica, so it is left out."""
     groups: dict[tuple[str, int, str], list[RecoverySlot]] = {}
+    closed: dict[str, bool] = {}
     for slot in slots:
         node = here.get(Node, slot.spec.node)
         if node is None or unschedulable_reason(node):
             continue
-        if slot.status.consumer is not None or not closes_to_all_requests(rules.filter_expressions, node):
+        if slot.status.consumer is None and slot.spec.node not in closed:
+            closed[slot.spec.node] = closes_to_all_requests(rules.filter_expressions, node)
+        if slot.status.consumer is not None or not closed[slot.spec.node]:
             groups.setdefault((slot.spec.budget, slot.spec.shape_index, slot.spec.zone), []).append(slot)
     return tuple(
         RecoverySlotReport(

@@ -237,7 +237,8 @@ async def make_link(app: Application, request: Request) -> Response:
     require_viewer(app, request)
     await _check_empty(request)
     code, expires_s = service.sessions.make_link(request.caller)
-    app.gate.audit.record_use(request.principal, "create", "console/links", request=request.id)
+    # Not awaited, like the sign-in: on a full disk an operator needs the console.
+    app.gate.audit.record_use(request.principal, "create", "console/links", request=request.id, is_awaited=False)
     left_s = round(expires_s - app.ports.clock.now())
     return json_response({"path": f"/console#sign-in={code}", "expiresInSeconds": left_s})
 
@@ -276,7 +277,9 @@ async def sign_in(app: Application, request: Request) -> Response:
         if wanted.issuer_state:
             raise Unauthorized("sign-in: not accepted after the issuer's answer; next: sign in again") from None
         raise Unauthorized("sign-in: the token is not accepted; next: holdfast token create NAME --viewer") from None
-    app.gate.audit.record_use(issued.session.principal, "signIn", "console/session", request=request.id)
+    app.gate.audit.record_use(
+        issued.session.principal, "signIn", "console/session", request=request.id, is_awaited=False
+    )
     response = json_response({"key": issued.key, **_session_facts(app, issued.session.principal, issued.session)})
     response.headers.append((b"set-cookie", _set_cookie(request, issued.cookie, int(SESSION_TTL_S))))
     return secured(response)

@@ -85,8 +85,13 @@ def open_writer(path: Path) -> apsw.Connection:
     try:
         connection = connect(path, _WRITER)
         _recognise(connection, path)
-        if page_checksums.reserved_bytes(path) not in (None, page_checksums.CHECKSUM_BYTES):
-            raise damaged(path, "the header does not announce page checksums")
+        if not _has_checksums(path):
+            # A power loss in a checkpoint may tear the header. The log still has the page, and writes it again.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            connection.close()
+            if not _has_checksums(path):
+                raise damaged(path, "the header does not announce page checksums")
+            connection = connect(path, _WRITER)
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {STORE_WAL_BYTES_MAX}").fetchall()
@@ -99,6 +104,10 @@ def open_writer(path: Path) -> apsw.Connection:
             connection.close()
         raise
     return connection
+
+
+def _has_checksums(path: Path) -> bool:
+    return page_checksums.reserved_bytes(path) in (None, page_checksums.CHECKSUM_BYTES)
 
 
 def open_reader(path: Path) -> apsw.Connection:

@@ -39,7 +39,9 @@ from holdfast.scheduling.eviction import over_quota, preempted, provisional_exce
 RECHECK_AFTER_S = 2.0
 """Recheck interval of a release in progress, in case a watch event is lost."""
 PORT_RETRIED_FOR_S = 5.0
-"""Time for which the agent tries a port that another process has, before the replica is placed again with another."""
+"""Time for which the agent tries a port that another process has, before the replica is placed again with another.
+Doubles with every attempt of the replica, so that a node whose ports are all taken costs few placements."""
+PORT_RETRIED_FOR_MAX_S = 300.0
 INDEX_RECORDED_CHECK_EVERY_S = 5.0
 """Interval at which a deleted replica is checked that holds the only record of a done index."""
 ENDED_PHASES = frozenset({Phase.STOPPED, Phase.FAILED, Phase.SUCCEEDED})
@@ -182,8 +184,10 @@ def _needs_other_port(replica: Replica, execution: ExecutionBlock, now: float) -
     """Whether the task cannot start because another process has a port that the authority chose. Only a new placement
     chooses again. The agent tries the port again first: the process may end."""
     failing = execution.phase is Phase.BACKING_OFF and execution.reason == Reason.ASSIGNED_PORT_IN_USE
-    bound_at = replica.status.placement.bound_at
-    return failing and (not bound_at or now - parse_time(bound_at) >= PORT_RETRIED_FOR_S)
+    placed = replica.status.placement
+    doublings = min(max(placed.attempt - 1, 0), 10)
+    retried_for_s = min(PORT_RETRIED_FOR_S * 2**doublings, PORT_RETRIED_FOR_MAX_S)
+    return failing and (not placed.bound_at or now - parse_time(placed.bound_at) >= retried_for_s)
 
 
 def _deletion_reason(replica: Replica, view: View) -> tuple[Reason, str, str]:
