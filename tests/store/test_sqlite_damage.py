@@ -17,7 +17,7 @@ from tests.expected import present
 from holdfast.foundation import metrics
 from holdfast.foundation.ports import SystemPorts
 from holdfast.model.errors import StoreFailed, Unavailable
-from holdfast.store import mark, schema, scrubber
+from holdfast.store import mark, page_checksums, schema, scrubber
 from holdfast.store.contract import Append, Change, Put, Remove, StoredEntry, Txn
 from holdfast.store.sqlite import SqliteStore
 
@@ -359,6 +359,6 @@ async def test_header_torn_in_a_checkpoint_is_written_again_from_the_log(tmp_pat
     found = SqliteStore(torn / "cell.db")
     try:
         assert await everything(found, (5, 20)) == expected
-        assert schema.page_checksums.reserved_bytes(torn / "cell.db") == schema.page_checksums.CHECKSUM_BYTES
+        assert page_checksums.reserved_bytes(torn / "cell.db") == page_checksums.CHECKSUM_BYTES
     finally:
         await found.close()
