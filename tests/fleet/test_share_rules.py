@@ -6,13 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.factories import assignment, workload
 
 from holdfast.fleet.disruption_shares import current_share, disruption_shares, max_active_share, with_share_peak
 from holdfast.fleet.grant_demand import QuotaUnit, RegionAmounts
 from holdfast.fleet.protected_shares import protected_shares
-from holdfast.fleet.quota_division import covered_demand, divide_quota
+from holdfast.fleet.quota_division import covered_demand, divide_quota, whole_demand
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
+from holdfast.model.quantity import add
 from holdfast.model.workload import Disruption, Workload
 
 replace = msgspec.structs.replace
@@ -253,3 +256,39 @@ def test_unlisted_resource_unreachable_region_cap_and_missing_room_are_not_cover
     assert covered_demand({"cpu": 9}, cpus({"a": 2}), {unit(): 2}, cpus({"a": 4})).need == cpus({"a": 4})
     none = covered_demand({"cpu": 4}, {}, {unit("a"): 2, unit("b"): 1}, {}, room_for=lambda u, n: n * (u.region == "b"))
     assert none.need == cpus({"a": 2, "b": 2}) and sum(none.lacking.values()) == 1
+
+
+AMOUNTS = st.integers(1, 4)
+DEMANDED = st.dictionaries(
+    st.builds(
+        unit,
+        st.sampled_from("abc"),
+        AMOUNTS,
+        priority=st.integers(0, 2),
+        members=st.integers(1, 2),
+        optional=st.integers(0, 1),
+        bound=st.booleans(),
+        surge=st.booleans(),
+    ),
+    st.integers(1, 3),
+    max_size=5,
+)
+BY_REGION = st.dictionaries(st.sampled_from("abc"), st.integers(0, 12), max_size=3)
+
+
+@given(st.integers(0, 60), DEMANDED, BY_REGION, BY_REGION, st.sets(st.sampled_from("abc"), max_size=1))
+def test_sums_decide_as_the_replicas_do(
+    total: int, units: dict[QuotaUnit, int], used: dict[str, int], caps: dict[str, int], unreachable: set[str]
+) -> None:
+    """The quick way exists exactly if no replica lacks quota, and then says the same."""
+    wanted: RegionAmounts = {}
+    for some, count in units.items():
+        members = some.members + some.optional
+        add(wanted.setdefault(some.region, {}), {"cpu": some.shape[0][1] * members}, times=count)
+    each = covered_demand({"cpu": total}, cpus(caps), units, cpus(used), unreachable=unreachable)
+    quick = whole_demand({"cpu": total}, cpus(caps), wanted, cpus(used), unreachable)
+    assert quick == (None if each.lacking else each)
+
+
+def test_quota_that_does_not_list_a_resource_covers_no_demand_for_it() -> None:
+    assert whole_demand({"cpu": 9}, {}, {"a": {"cpu": 1, "gpu": 1}}, {}) is None

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.expected import present
 from tests.factories import assignment, cache_of, meta, region, with_new_revision
 
-from holdfast.fleet import grants
+from holdfast.fleet import free_shapes, grants
+from holdfast.fleet.tenant_demand import ROOM_UNITS_MAX
 from holdfast.model.assignment import Assignment, AssignmentStatus, PendingReason, Purpose, assignment_name
 from holdfast.model.meta import Key
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text
@@ -327,6 +328,33 @@ def test_region_without_room_for_a_whole_gang_keeps_no_quota_for_it() -> None:
     fleet.assign("second", "b", 2)
     fleet.settle()
     assert (fleet.bound("first"), fleet.bound("second")) == (0, 2)
+
+
+def test_work_of_a_decision_is_bounded_when_all_replicas_of_a_tenant_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant beyond its quota with many different requests must not occupy the global cell. Every replica that the
+    quota covers has its quota nevertheless."""
+    fits, calls = free_shapes.node_fits, 0
+
+    def counted(free: Amounts, need: Amounts, shared_gpu: int) -> int:
+        nonlocal calls
+        calls += 1
+        return fits(free, need, shared_gpu)
+
+    monkeypatch.setattr(free_shapes, "node_fits", counted)
+    spent = {}
+    for many in (ROOM_UNITS_MAX, 4 * ROOM_UNITS_MAX):
+        sizes = range(100, 100 + many)
+        fleet = Fleet(hard={"cpu": f"{sum(sizes) - 1}m"})
+        fleet.fill("a", free=sum(sizes))
+        for size in sizes:
+            fleet.assign(f"w{size}", "a", 1, size=f"{size}m")
+        calls = 0
+        outcome = grants.decide(Key("acme", "quota"), fleet.cache, NOW)
+        spent[many] = calls
+        created = [w.object for w in outcome.writes if isinstance(w, Create) and isinstance(w.object, Grant)]
+        (grant,) = [g for g in created if g.spec.region == "a"]
+        assert sum(sizes[:-1]) <= amounts(grant.spec.limit)["cpu"] < sum(sizes)
+    assert 0 < spent[4 * ROOM_UNITS_MAX] < 2 * spent[ROOM_UNITS_MAX]
 
 
 @pytest.mark.parametrize("reclaimable", [False, True])

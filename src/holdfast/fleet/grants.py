@@ -19,7 +19,7 @@ from holdfast.fleet.grant_demand import QuotaUnit, RegionAmounts, quota_demand
 from holdfast.fleet.grant_epochs import next_epoch, reclaim_provisional
 from holdfast.fleet.post_restore import RESTORE_CHECK_EVERY_S
 from holdfast.fleet.protected_shares import protected_shares
-from holdfast.fleet.quota_division import covered_demand, divide_quota
+from holdfast.fleet.quota_division import covered_demand, divide_quota, whole_demand
 from holdfast.fleet.tenant_demand import TenantDemand
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
@@ -129,15 +129,11 @@ def _normal(quota: Quota, tenant: TenantDemand) -> QuotaPool:
     is divided evenly, so that a partitioned region can restart its replicas."""
     total = amounts(quota.spec.hard)
     caps = {region: amounts(values) for region, values in quota.spec.region_caps.items()}
-    covered = covered_demand(
-        total,
-        caps,
-        tenant.units(Purpose.NORMAL),
-        tenant.held(GrantClass.NORMAL),
-        unreachable=tenant.unreachable,
-        room_for=tenant.room_for,
-    )
     wanted, surge, provisional = tenant.demand(Purpose.NORMAL), tenant.surge(Purpose.NORMAL), tenant.provisional()
+    used = tenant.held(GrantClass.NORMAL)
+    covered = whole_demand(total, caps, wanted, used, tenant.unreachable) or covered_demand(
+        total, caps, tenant.units(Purpose.NORMAL), used, unreachable=tenant.unreachable, room_for=tenant.room_for
+    )
     share = {name: amount // max(1, len(tenant.regions)) for name, amount in amounts(quota.spec.protected).items()}
     for_surge: RegionAmounts = {}
     for_partition: RegionAmounts = {}
@@ -163,9 +159,8 @@ def _normal(quota: Quota, tenant: TenantDemand) -> QuotaPool:
 
 def _recovery(quota: Quota, tenant: TenantDemand) -> QuotaPool:
     total, wanted = amounts(quota.spec.recovery_allowance), tenant.demand(Purpose.RECOVERY)
-    covered = covered_demand(
-        total, {}, tenant.units(Purpose.RECOVERY), tenant.held(GrantClass.RECOVERY), unreachable=tenant.unreachable
-    )
+    used, units = tenant.held(GrantClass.RECOVERY), tenant.units(Purpose.RECOVERY)
+    covered = covered_demand(total, {}, units, used, unreachable=tenant.unreachable)
     least = {region: dict(values) for region, values in wanted.items()}
     for region, beside in tenant.surge(Purpose.RECOVERY).items():
         add(least.setdefault(region, {}), beside)

@@ -2,6 +2,8 @@
 
 - `covered_demand` decides which replicas the quota covers. A replica is covered with all its resources or not at all,
   so no region holds quota that no replica can use while a replica in another region would fit into it.
+- `whole_demand` is the same for a quota that covers everything, from sums: the usual case, at the cost of the regions
+  and not of the replicas.
 - `divide_quota` moves the limits there. Raises use only quota that is certainly free (S3).
 """
 
@@ -59,10 +61,32 @@ def covered_demand(
     return CoveredDemand(packing.need(), {unit: count for unit, count in lacking.items() if count})
 
 
+def whole_demand(
+    total: Amounts, caps: RegionAmounts, wanted: RegionAmounts, used: RegionAmounts, unreachable: Collection[str] = ()
+) -> CoveredDemand | None:
+    """What `covered_demand` returns if the quota covers all replicas, which `wanted` sums by region; else None. Their
+    order and the room in the regions do not matter then."""
+    need: RegionAmounts = {}
+    for region in sorted({*used, *wanted}):
+        held, here = used.get(region, {}), wanted.get(region, {}) if region not in unreachable else {}
+        cap = caps.get(region, {})
+        if any(
+            name not in total or amount > max(cap.get(name, amount), held.get(name, 0)) for name, amount in here.items()
+        ):
+            return None
+        if region in used or here:
+            need[region] = {name: max(held.get(name, 0), here.get(name, 0)) for name in sorted({*held, *here})}
+    for name, limit in total.items():
+        counted = sum(values.get(name, 0) for values in need.values())
+        if counted > max(limit, sum(values.get(name, 0) for values in used.values())):
+            return None
+    return CoveredDemand(need, {})
+
+
 def _cover_with_room(packing: _Packing, unit: QuotaUnit, count: int, room_for: RoomFor) -> int:
     """Covers up to `count` units that find room. Room is used only by units that the quota covers."""
     fits = packing.coverable(unit, count)
-    return packing.cover(unit, fits if unit.bound else room_for(unit, fits))
+    return packing.cover(unit, fits if unit.bound or not fits else room_for(unit, fits))
 
 
 def _order(unit: QuotaUnit) -> tuple[object, ...]:

@@ -25,6 +25,10 @@ from holdfast.model.region import HealthState, Region, RegionReport
 from holdfast.model.scheduler_policy import PartitionMode, PolicyRevision
 from holdfast.model.view import View
 
+# Units of one tenant for which room is looked for in one decision, the most important first. A bound on the work: a
+# tenant whose replicas all differ must not occupy the global cell. Units beyond it are assumed to find room.
+ROOM_UNITS_MAX = 128
+
 
 class TenantDemand:
     """The demand of one tenant in all regions, and its grants so far."""
@@ -40,6 +44,7 @@ class TenantDemand:
         self.unreachable = lost | {g.spec.region for g in grants if g.key in self.frozen}
         self._units = view.total(Assignment, tenant, quota_units)
         self._free: dict[str, _ReportedRoom | None] = {}
+        self._asked = 0
 
     def units(self, purpose: Purpose) -> dict[QuotaUnit, int]:
         return {unit: count for unit, count in self._units.items() if unit.purpose is purpose}
@@ -56,8 +61,9 @@ class TenantDemand:
             region = self._view.get(Region, unit.region)
             self._free[unit.region] = _free_nodes(region.status.report if region is not None else None)
         free = self._free[unit.region]
-        if free is None or not unit.shape:
+        if free is None or not unit.shape or self._asked >= ROOM_UNITS_MAX:
             return count
+        self._asked += 1
         need = dict(unit.shape)
         nodes = free.for_reclaimable if unit.reclaimable else free.for_firm
         found = min(count, nodes.room_for(need, lambda _: True) // unit.members)
