@@ -318,6 +318,7 @@ NOT_WAITED_WITH = {
     Reason.UNSCHEDULABLE: "a summary; the specific reason is listed beside it",
     Reason.REPLICA_NOT_FOUND: "the member is dropped",
     Reason.REPLICA_TERMINATING: "the member is dropped",
+    Reason.REPLICA_ENDED: "the member is dropped",
     Reason.TEMPLATE_CHANGED: "the member is dropped",
     Reason.STALE_ATTEMPT: "the attempt is read, and the member is proposed again at once",
     Reason.OVERRIDE_EXPIRED: "the request is planned again without the override",

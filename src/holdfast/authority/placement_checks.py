@@ -13,6 +13,7 @@ from holdfast.model.binding import Intent
 from holdfast.model.decision import Decision
 from holdfast.model.errors import Refused
 from holdfast.model.host_paths import host_path_needs, refused_host_path
+from holdfast.model.lifecycle import final_phase
 from holdfast.model.node import Node, unschedulable_reason
 from holdfast.model.override import ACTIVE, Override, avoidance_of, stays_until_s
 from holdfast.model.reasons import Reason
@@ -45,6 +46,13 @@ def replica_refusal(node: Replica | None, namespace: str, name: str, intent: Int
             Reason.REPLICA_TERMINATING,
             f"replica {namespace}/{name}: is being deleted and cannot be placed",
             {"replica": f"{namespace}/{name}", "deletionTimestamp": node.metadata.deletion_timestamp},
+        )
+    ended = final_phase(node)
+    if ended is not None and not node.status.placement.binding:
+        return Refused(
+            Reason.REPLICA_ENDED,
+            f"replica {namespace}/{name}: has ended ({ended.value}) and cannot be placed again; next: drop the proposal",
+            {"replica": f"{namespace}/{name}", "phase": ended.value},
         )
     current = template_hash(node.spec.template)
     if current != intent.template_hash:

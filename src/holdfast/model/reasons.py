@@ -27,6 +27,7 @@ class Reason(enum.StrEnum):
         "The replica does not exist, or was recreated with another uid. Discard the proposal.",
     )
     REPLICA_TERMINATING = "ReplicaTerminating", "The replica is being deleted and is not scheduled again."
+    REPLICA_ENDED = "ReplicaEnded", "The batch replica has succeeded or failed and is not scheduled again."
     STALE_ATTEMPT = (
         "StaleAttempt",
         "The proposal is for an attempt that was already released. Plan again for the current attempt.",

@@ -37,7 +37,9 @@ from holdfast.scheduling.snapshot import ClaimKey, SnapshotBuilder, SnapshotClai
 ASSUMED_TTL_S = 30.0
 
 _IN_FLIGHT = float("inf")
-_NOT_PENDING_REASONS = frozenset({Reason.REPLICA_NOT_FOUND, Reason.REPLICA_TERMINATING, Reason.TEMPLATE_CHANGED})
+_NOT_PENDING_REASONS = frozenset(
+    {Reason.REPLICA_NOT_FOUND, Reason.REPLICA_TERMINATING, Reason.REPLICA_ENDED, Reason.TEMPLATE_CHANGED}
+)
 
 
 class SentProposals(msgspec.Struct, frozen=True):

@@ -22,7 +22,8 @@ from holdfast.model.placement_rules import AffinityRule, Expression, Operator, P
 from holdfast.model.quantity import GPU, Amounts, add, amount_text, amounts
 from holdfast.model.reasons import Reason
 from holdfast.model.region import Region
-from holdfast.model.replica import Replica
+from holdfast.model.replica import TERMINAL_PHASES, Replica
+from holdfast.model.workload import WorkloadType
 from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 
 _OPEN = (ReservationPhase.FIRM,)
@@ -65,6 +66,7 @@ class PlacementChecker:
                 yield from self._check_deleted_replica(change)
             elif name == "Replica" and change.old is not None and change.new is not None:
                 yield from self._attempt(change)
+                yield from self._check_ended(change)
                 yield from self._check_preempted(change, commit.state)
             if name == "Binding" and change.old is not None and change.new is not None:
                 yield from self._check_stop_request(change, commit.state)
@@ -109,6 +111,16 @@ class PlacementChecker:
         old, new = change.old.status.placement.attempt, change.new.status.placement.attempt
         if change.old.uid == change.new.uid and new < old:
             yield "S1", f"{change.key} attempt decreased from {old} to {new}", (change.key,)
+
+    def _check_ended(self, change: ObservedChange) -> Iterator[Finding]:
+        """A batch replica that ended is never placed again. A retry is another replica."""
+        before, after = change.old.status, change.new.status.placement
+        ended = before.execution is not None and before.execution.phase in TERMINAL_PHASES
+        was_placed = before.placement.binding or before.placement.reservation
+        batch = change.old.uid == change.new.uid and change.new.spec.type is WorkloadType.BATCH
+        if batch and ended and not was_placed and (after.binding or after.reservation):
+            phase = before.execution.phase.value
+            yield "S1", f"{change.key} is placed again although it ended ({phase})", (change.key,)
 
     def _check_deleted_replica(self, change: ObservedChange) -> Iterator[Finding]:
         """A replica is deleted only after its claim; otherwise the claim would never be released."""
