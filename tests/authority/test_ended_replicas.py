@@ -71,7 +71,7 @@ async def test_checker_reports_a_batch_replica_that_is_placed_after_its_end(
     cell: Cell, phase: Phase, kind: WorkloadType, placed: dict[str, str]
 ) -> None:
     old = await ended(cell, phase, type=kind)
-    placement = PlacementBlock(attempt=1, node="n1", **placed)
+    placement = replace(PlacementBlock(attempt=1, node="n1"), **placed)
     new = replace(old, status=ReplicaStatus(execution=old.status.execution, placement=placement))
     change = ObservedChange("/replicas/acme/web-0", kind_of(Replica), old, new)
     commit = ObservedCommit("us-east", 1.0, 1.0, Txn(), (change,), {change.key: new})

@@ -51,7 +51,7 @@ def replica_refusal(node: Replica | None, namespace: str, name: str, intent: Int
     if ended is not None and not node.status.placement.binding:
         return Refused(
             Reason.REPLICA_ENDED,
-            f"replica {namespace}/{name}: has ended ({ended.value}) and cannot be placed again; next: drop the proposal",
+            f"replica {namespace}/{name}: has ended ({ended}) and cannot be placed again; next: drop the proposal",
             {"replica": f"{namespace}/{name}", "phase": ended.value},
         )
     current = template_hash(node.spec.template)
