@@ -81,6 +81,16 @@ def test_top_shows_use_and_requests(platform: RunningPlatform) -> None:
     assert 0 < risk["memory"] < risk["memoryRequested"]
 
 
+def test_top_starts_without_the_modules_of_kinds(platform: RunningPlatform) -> None:
+    """Half of the second that `top` may take is the agents' measurement. Imports of every kind would take a third."""
+    traced = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    command = holdfast_command("top", "--state", str(platform.state))
+    done = subprocess.run(command, env=traced, capture_output=True, text=True, timeout=60, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "holdfast.platform.resource_usage" in imported
+    assert not imported & {"holdfast.model.kinds", "holdfast.model.template", "holdfast.platform.supervisor"}
+
+
 def test_unreachable_agent_is_named_until_it_returns(platform: RunningPlatform) -> None:
     node = platform.status()["nodes"][0]["name"]
     os.kill(platform.pid(f"agent-{node}"), signal.SIGKILL)

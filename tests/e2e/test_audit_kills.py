@@ -19,8 +19,8 @@ from tests.platforms import TENANCY, RunningPlatform, holdfast, running_platform
 
 from holdfast.client.sync_api import ApiRefusal
 from holdfast.foundation.exit_codes import CommandError
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout
-from holdfast.platform.platform_status import connect_cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 KILLS = 6

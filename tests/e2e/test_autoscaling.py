@@ -13,8 +13,8 @@ from tests.platforms import V1, holdfast, running_platform, wait_until
 
 from holdfast.client.sync_api import CellApi
 from holdfast.model import kinds
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout
-from holdfast.platform.platform_status import connect_cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]
 REGION = "solo"

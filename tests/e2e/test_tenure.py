@@ -13,8 +13,8 @@ import pytest
 from tests.platforms import running_platform, wait_until
 
 from holdfast.model import limits
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout
-from holdfast.platform.platform_status import connect_cell
 from holdfast.platform.supervisor import load_records
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(300)]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.model import codec, kinds, lifecycle, ownership
+from holdfast.model.api_groups import api_path
 from holdfast.model.lifecycle import TRANSITIONS, Stage
 from holdfast.model.meta import Condition, Object, ObjectMeta, with_condition
 from holdfast.model.ownership import OWNERS, UNOWNED
@@ -60,6 +61,11 @@ def test_wire_bytes_are_built_from_stored_bytes_without_loss(kind: kinds.Kind) -
     assert isinstance(back, Object) and back.revision == 42
     assert codec.encode(back) == value, "decoding and encoding again must not change the bytes"
     assert not kind.has_status or "status" in seen, "clients crash on objects without a status"
+
+
+@pytest.mark.parametrize("kind", kinds.ALL, ids=lambda kind: kind.name)
+def test_path_of_a_plural_is_that_of_its_kind(kind: kinds.Kind) -> None:
+    assert api_path(kind.plural) == kind.api_path
 
 
 def test_store_key_identifies_its_kind() -> None:

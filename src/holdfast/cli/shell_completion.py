@@ -71,8 +71,8 @@ def complete_objects(context: click.Context, parameter: click.Parameter, begun: 
 
 def _names(context: click.Context, plural: str, begun: str) -> list[str]:
     """Names in the global cell, which reads regional kinds from the regions."""
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
 
     try:
         layout = Layout(context.params.get("state") or ".holdfast")

@@ -18,6 +18,7 @@ from holdfast.client.refusal_text import cell_label, refusal_text
 from holdfast.client.server_urls import split_urls
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model import limits
+from holdfast.model.api_groups import api_path
 
 # Maximum size of a response. A larger response is an error, so that a faulty server cannot exhaust memory.
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
@@ -129,14 +130,11 @@ class CellApi:
 
     def list(self, plural: str, namespace: str = "", **query: str) -> list[dict[str, Any]]:
         """All objects of a kind, page by page."""
-        from holdfast.model.kinds import BY_PLURAL
-
-        base = BY_PLURAL[plural].api_path if plural in BY_PLURAL else "/apis/holdfast.dev/v1"
         where = f"namespaces/{quote(namespace)}/{plural}" if namespace else plural
         items: list[dict[str, Any]] = []
         parameters = {"limit": str(limits.LIST_PAGE_OBJECTS), **query}
         for _ in range(PAGES_MAX):
-            answer = self.request("GET", f"{base}/{where}", query=parameters)
+            answer = self.request("GET", f"{api_path(plural)}/{where}", query=parameters)
             items.extend(answer["items"])
             rest = answer.get("metadata", {}).get("continue", "")
             if not rest:

@@ -22,8 +22,8 @@ from holdfast.foundation.exit_codes import CommandError
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.override import break_glass_prefix
 from holdfast.model.ownership import OWNERS, deleters, owners
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout, Platform
-from holdfast.platform.platform_status import connect_cell
 
 GLOBAL_KINDS = (
     "Workload",

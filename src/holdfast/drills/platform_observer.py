@@ -16,8 +16,8 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.quantity import Amounts, add, amounts, amounts_text, shortfall
 from holdfast.model.replica import Replica
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout, Platform
-from holdfast.platform.platform_status import connect_cell
 
 Item = dict[str, Any]
 T = TypeVar("T")

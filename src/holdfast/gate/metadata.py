@@ -5,10 +5,10 @@ Yields every violation, not only the first.
 
 from __future__ import annotations
 
+from holdfast.model.api_groups import RBAC_GROUP
 from holdfast.model.kinds import BY_NAME, Kind
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.ownership import FINALIZERS
-from holdfast.model.rbac import RBAC_GROUP
 from holdfast.model.validation import (
     Causes,
     check_annotations,

@@ -16,9 +16,9 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.identity.cell_certificates import bundle_hashes
 from holdfast.install.join_string import JoinString
 from holdfast.model.join import TrustBundle, token_text
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.join_tokens import JOIN_TOKENS_PATH, create_join_token
 from holdfast.platform.layout import Layout
-from holdfast.platform.platform_status import connect_cell
 
 REGIONS_PATH = "/apis/holdfast.dev/v1/regions"
 GLOBAL = "global"

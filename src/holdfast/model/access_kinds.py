@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.model import break_glass_session, rbac
+from holdfast.model.api_groups import RBAC_GROUP
 from holdfast.model.kind import Home, Kind
 
 ACCESS_KINDS: tuple[Kind, ...] = (
@@ -14,7 +15,7 @@ ACCESS_KINDS: tuple[Kind, ...] = (
         home=Home.GLOBAL,
         namespaced=True,
         mirrored=True,
-        group=rbac.RBAC_GROUP,
+        group=RBAC_GROUP,
         categories=(),
         validate=rbac.validate_role,
         has_status=False,
@@ -26,7 +27,7 @@ ACCESS_KINDS: tuple[Kind, ...] = (
         type=rbac.ClusterRole,
         home=Home.GLOBAL,
         mirrored=True,
-        group=rbac.RBAC_GROUP,
+        group=RBAC_GROUP,
         categories=(),
         validate=rbac.validate_role,
         has_status=False,
@@ -39,7 +40,7 @@ ACCESS_KINDS: tuple[Kind, ...] = (
         home=Home.GLOBAL,
         namespaced=True,
         mirrored=True,
-        group=rbac.RBAC_GROUP,
+        group=RBAC_GROUP,
         categories=(),
         validate=rbac.validate_binding_of_role,
         has_status=False,
@@ -51,7 +52,7 @@ ACCESS_KINDS: tuple[Kind, ...] = (
         type=rbac.ClusterRoleBinding,
         home=Home.GLOBAL,
         mirrored=True,
-        group=rbac.RBAC_GROUP,
+        group=RBAC_GROUP,
         categories=(),
         validate=rbac.validate_binding_of_role,
         has_status=False,

@@ -39,6 +39,7 @@ from holdfast.model import (
     workload,
 )
 from holdfast.model.access_kinds import ACCESS_KINDS
+from holdfast.model.api_groups import COORDINATION_GROUP, CORE_GROUP
 from holdfast.model.kind import Home, Kind
 from holdfast.model.meta import Object
 
@@ -224,7 +225,7 @@ ALL: tuple[Kind, ...] = (
         type=secret.Secret,
         home=Home.GLOBAL,
         namespaced=True,
-        group="",
+        group=CORE_GROUP,
         categories=(),
         validate=secret.validate_secret,
         default=secret.default_secret,
@@ -238,7 +239,7 @@ ALL: tuple[Kind, ...] = (
         type=secret.ConfigMap,
         home=Home.GLOBAL,
         namespaced=True,
-        group="",
+        group=CORE_GROUP,
         categories=(),
         short_names=("cm",),
         validate=secret.validate_config_map,
@@ -417,7 +418,7 @@ ALL: tuple[Kind, ...] = (
         type=core.Event,
         home=Home.CELL,
         namespaced=True,
-        group="",
+        group=CORE_GROUP,
         categories=(),
         short_names=("ev",),
         validate=core.validate_event,
@@ -431,7 +432,7 @@ ALL: tuple[Kind, ...] = (
         type=core.Lease,
         home=Home.CELL,
         namespaced=True,
-        group="coordination.k8s.io",
+        group=COORDINATION_GROUP,
         categories=(),
         validate=core.validate_lease,
         has_status=False,

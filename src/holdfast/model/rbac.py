@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from holdfast.model.api_groups import RBAC_GROUP
 from holdfast.model.meta import ApiStruct, Object
 from holdfast.model.principal import COMPONENT_GROUPS
 from holdfast.model.validation import Causes, forbidden, has_control_characters, invalid, required, unsupported
 
-RBAC_GROUP = "rbac.authorization.k8s.io"
 BUILTIN_PREFIX = "holdfast:"
 """Prefix of the built-in ClusterRoles, which nobody can change, and of the platform's groups."""
 ANY = "*"

@@ -10,8 +10,8 @@ import msgspec
 
 from holdfast.client.sync_api import CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout
-from holdfast.platform.platform_status import connect_cell
 
 
 class ReplicaLocation(msgspec.Struct, frozen=True):

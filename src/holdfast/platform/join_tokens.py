@@ -10,8 +10,8 @@ from typing import Any
 from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.model import limits
 from holdfast.model.join import token_text
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout, Platform, write_atomically
-from holdfast.platform.platform_status import connect_cell
 
 JOIN_TOKENS_PATH = "/apis/holdfast.dev/v1/jointokens"
 # Lifetime of the tokens for the platform's own agents. An agent that starts later gets a new token with the next `up`.

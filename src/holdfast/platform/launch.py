@@ -27,13 +27,14 @@ from holdfast.identity.cell_record import IdentityFile, initialize
 from holdfast.identity.secret_keys import KEYS_FILE, create_keys
 from holdfast.model.region import HealthState
 from holdfast.model.validation import check_dns_label
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.console_link import console_link, page_url
 from holdfast.platform.credentials import Credentials
 from holdfast.platform.join_tokens import issue_agent_tokens, remove_used_tokens
 from holdfast.platform.kubeconfig import write_kubeconfig
 from holdfast.platform.layout import REGIONS_MAX, Layout, Platform, design_platform, write_atomically
 from holdfast.platform.output import print_json, print_note
-from holdfast.platform.platform_status import PlatformStatus, PlatformStatusReader, connect_cell
+from holdfast.platform.platform_status import PlatformStatus, PlatformStatusReader
 from holdfast.platform.processes import SUPERVISOR_STOP_TIMEOUT_S, ProcessIdentity, is_alive, send_signal, wait_exited
 from holdfast.platform.programs import write_proxy_settings
 from holdfast.platform.progress import Display, make_display

@@ -21,7 +21,7 @@ from holdfast.model.replica import Phase, Replica
 from holdfast.model.template import template_hash
 from holdfast.model.workload import Workload, WorkloadType, wanted_replicas
 from holdfast.platform.caller_tenants import list_visible
-from holdfast.platform.credentials import Credentials
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout, Platform
 from holdfast.platform.processes import is_alive
 from holdfast.platform.supervisor import load_records, running_supervisor
@@ -173,19 +173,6 @@ def with_health(cell: CellView, region: Region | None) -> CellView:
     report = region.status.report
     live_nodes = report.live_nodes if report is not None else 0
     return msgspec.structs.replace(cell, health=health_text(region), live_nodes=live_nodes)
-
-
-def connect_cell(layout: Layout, platform: Platform, cell: str, *, token: str = "", timeout_s: float = 5.0) -> CellApi:
-    """The API of one cell, as the local operator, as the kubeconfig's user, or with the given token."""
-    url = dict(platform.cells)[cell]
-    if layout.remote:
-        from holdfast.client import cell_access
-
-        return cell_access.access_of(layout.root, cell, url).api(cell, token=token, timeout_s=timeout_s)
-    files = Credentials(layout).operator()
-    if token:
-        return CellApi(url, name=cell, ca=files.ca, token=token, timeout_s=timeout_s)
-    return CellApi(url, name=cell, ca=files.ca, cert=files.cert, key=files.key, timeout_s=timeout_s)
 
 
 def process_views(layout: Layout) -> tuple[ProcessView, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from holdfast.insight.region_clients import RegionClient, RegionClients
+from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout
 from holdfast.platform.output import print_note
-from holdfast.platform.platform_status import connect_cell
 
 
 def connect_regions(state: str, *, tenant: str = "") -> RegionClients:

@@ -57,9 +57,9 @@ def check(
       holdfast access check create workloads -n payments
       holdfast access check list nodes --as ann --region eu-west -o json
     """
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
     from holdfast.platform.people import access_attributes, access_review
-    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     api = connect_cell(layout, layout.load(), region or "global")
@@ -90,9 +90,9 @@ def who_can(*, verb: str, resource: str, namespace: str, region: str, state: str
       holdfast access who-can delete workloads -n payments
       holdfast access who-can create secrets -n payments -o json
     """
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
     from holdfast.platform.people import access_attributes, subjects_allowed
-    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     api = connect_cell(layout, layout.load(), region or "global")

@@ -22,9 +22,9 @@ def console(state: str, output: str) -> None:
       holdfast console
       xdg-open "$(holdfast console)"
     """
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.console_link import console_link
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     platform = layout.load()

@@ -52,8 +52,8 @@ def endpoints(
     """
     import time
 
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
 
     tenant, _, name = workload.partition("/")
     if not tenant or not name:

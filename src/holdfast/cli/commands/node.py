@@ -160,8 +160,8 @@ def node_path(name: str) -> str:
 def find_node(state: str, name: str) -> tuple[CellApi, dict[str, Any]]:
     """The API of the node's region, and the node object."""
     from holdfast.client.sync_api import ApiRefusal
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     platform = layout.load()

@@ -35,8 +35,8 @@ def notify() -> None:
 
 
 def _connect(state: str) -> CellApi:
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     return connect_cell(layout, layout.load(), "global")

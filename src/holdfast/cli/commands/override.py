@@ -311,8 +311,8 @@ def revoke(name: str, region: str, state: str, output: str) -> None:
 
 
 def _patch(state: str, name: str, spec: dict[str, Any], *, token: str = "", cell: str = "global") -> dict[str, Any]:
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     api = connect_cell(layout, layout.load(), cell, token=token)

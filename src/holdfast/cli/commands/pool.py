@@ -69,9 +69,9 @@ def provide(*, once: bool, measure: bool, state: str) -> None:
     """
     import time
 
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.cpu_metrics import CpuMetricsPusher
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
     from holdfast.platform.pool_provider import POLL_EVERY_S, LocalNodeProvider, acquire_provider_lock, reconcile_pools
 
     layout = Layout(state)

@@ -245,8 +245,8 @@ def resume(workload: str, state: str, output: str) -> None:
 
 
 def connect_to_workload(state: str, workload: str) -> tuple[CellApi, str, str]:
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
 
     tenant, _, name = workload.partition("/")
     if not tenant or not name:

@@ -194,8 +194,8 @@ def parse_settings(chosen: Runbook, settings: tuple[str, ...]) -> dict[str, str]
 
 
 def make_engine(chosen: Runbook, state: str, *, yes: bool, as_json: bool) -> RunbookEngine:
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
     from holdfast.runbooks.engine import RunbookEngine
     from holdfast.runbooks.records import RunArchive
 

@@ -41,8 +41,8 @@ def list_keys(*, cell: str, state: str, output: str) -> None:
     Example:
       holdfast secrets keys --cell eu-west -o json
     """
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
     from holdfast.platform.secret_keys import KEYS_PATH
 
     layout = Layout(state)
@@ -79,8 +79,8 @@ def rotate_key(*, cell: str, key_file: Path | None, timeout: float, state: str, 
     Example:
       holdfast secrets rotate-key --cell global
     """
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
     from holdfast.platform.secret_keys import key_file_of, rotate
 
     layout = Layout(state)

@@ -158,8 +158,8 @@ def create_join_token(
 
 
 def region_api(state: str, region: str) -> CellApi:
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
-    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     platform = layout.load()

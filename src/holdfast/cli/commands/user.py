@@ -46,10 +46,10 @@ def add(
     """
     import time
 
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.credentials import token_file
     from holdfast.platform.layout import Layout
     from holdfast.platform.people import binding_of, issue_user_certificate
-    from holdfast.platform.platform_status import connect_cell
 
     lasts_s = parse_duration_s(expires)
     if name.startswith(("holdfast:", "system:")) or not name.strip():
@@ -92,9 +92,9 @@ def list_users(*, state: str, output: str) -> None:
     Example:
       holdfast user list
     """
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
     from holdfast.platform.people import bindings
-    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     api = connect_cell(layout, layout.load(), "global")
@@ -131,10 +131,10 @@ def remove(*, name: str, state: str, output: str) -> None:
     Example:
       holdfast user remove bob
     """
+    from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.credentials import token_file
     from holdfast.platform.layout import Layout
     from holdfast.platform.people import remove_bindings, revoke_user_certificate
-    from holdfast.platform.platform_status import connect_cell
 
     layout = Layout(state)
     api = connect_cell(layout, layout.load(), "global")
