@@ -101,7 +101,12 @@ def test_deleted_claim_orders_the_deletion_of_its_data_and_waits_for_every_regio
     assert not volume_claims.decide(item.key, cache_of(ordered, *unheard), 6.0).writes, "ordered once"
     heard = (reporting("us-east", item.uid), reporting("eu-west", item.uid))
     (some,) = volume_claims.decide(item.key, cache_of(ordered, heard[0], unheard[1]), 6.0).writes
-    assert isinstance(some, SetStatus) and "us-east" not in some.conditions[-1].message and not some.blocks
+    assert isinstance(some, SetStatus) and "us-east" not in some.conditions[-1].message
+    recorded = some.blocks["dataDeletion"]
+    assert isinstance(recorded, DataDeletion) and (recorded.at, recorded.confirmed_by) == (
+        order.blocks["dataDeletion"].at,
+        ("us-east",),
+    )
     (end,) = volume_claims.decide(item.key, cache_of(ordered, *heard), 6.0).writes
     assert isinstance(end, Update) and end.object.metadata.finalizers == ()
     assert list(volume_claims.woken_by_region(heard[0], unheard[0], cache_of(ordered))) == [item.key]

@@ -3,7 +3,8 @@
 Owns VolumeClaim.status and its finalizer.
 - Data is deleted by an order, `status.dataDeletion`, which the link copies to every region. A claim that is missing is
   no order: the global cell may have been restored from a backup that is older than the claim.
-- A claim with the policy `Delete` is there until every region has reported that it has no Volume of it.
+- A claim with the policy `Delete` is there until every region has reported that it has no Volume of it. The reports are
+  recorded in the order, so that a region need not repeat them: each has room for a limited number of claims.
 """
 
 from __future__ import annotations
@@ -54,10 +55,11 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     wanted = [_in_use(claim, users)]
     order = claim.status.data_deletion
     if claim.metadata.terminating and not users and VOLUME_CLAIM_FINALIZER in claim.metadata.finalizers:
-        remains = _regions_with_data(claim, view) if claim.spec.reclaim_policy is ReclaimPolicy.DELETE else []
-        if not remains:
+        confirmed = _confirmed_by(claim, view)
+        remains = [r.metadata.name for r in view.list(Region) if r.metadata.name not in confirmed]
+        if claim.spec.reclaim_policy is not ReclaimPolicy.DELETE or not remains:
             return Outcome(writes=(_without_finalizer(claim),))
-        order = order or DataDeletion(at=micro_text(now))
+        order = DataDeletion(at=order.at if order is not None else micro_text(now), confirmed_by=confirmed)
         wanted.append(_data_remains(claim, remains))
     if order == claim.status.data_deletion and not any(_is_news(claim, condition) for condition in wanted):
         return NO_CHANGES
@@ -65,10 +67,15 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     return Outcome(writes=(SetStatus("VolumeClaim", claim.key, claim.uid, blocks=blocks, conditions=tuple(wanted)),))
 
 
-def _regions_with_data(claim: VolumeClaim, view: View) -> list[str]:
-    """Regions that have not reported that they have no Volume of the claim left. They report it only on the order."""
-    reports = ((region.metadata.name, region.status.report) for region in view.list(Region))
-    return [name for name, report in reports if report is None or claim.uid not in report.claims_without_data]
+def _confirmed_by(claim: VolumeClaim, view: View) -> tuple[str, ...]:
+    """Regions that have reported that they have no Volume of the claim left. They report it only on the order."""
+    order = claim.status.data_deletion
+    known = set(order.confirmed_by) if order is not None else set()
+    return tuple(sorted(r.metadata.name for r in view.list(Region) if r.metadata.name in known or _reports(r, claim)))
+
+
+def _reports(region: Region, claim: VolumeClaim) -> bool:
+    return region.status.report is not None and claim.uid in region.status.report.claims_without_data
 
 
 def _without_finalizer(claim: VolumeClaim) -> Update:

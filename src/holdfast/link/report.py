@@ -39,7 +39,7 @@ from holdfast.scheduling.eviction.pending_evictions import pending_evictions
 from holdfast.scheduling.policy_expressions import closes_to_all_requests
 
 _CLOSED_BY_OPERATORS = frozenset({Reason.NODE_TERMINATING, Reason.NODE_DRAINING, Reason.NODE_CORDONED})
-# Claims in one report whose data is deleted. The others follow when the global cell has removed these.
+# Claims in one report whose data is deleted. The others follow when the global cell has recorded these.
 CLAIMS_WITHOUT_DATA_MAX = 200
 _STATUS_FIELDS = tuple(
     (field.name, field.encode_name)
@@ -192,20 +192,26 @@ def region_report(
         else None,
         holding=holding,
         warnings=warnings,
-        claims_without_data=_claims_without_data(here),
+        claims_without_data=_claims_without_data(here, region),
     )
     return (SetStatus("Region", known.key, known.uid, blocks={"report": report}),)
 
 
-def _ordered_deletions(claim: VolumeClaim) -> Mapping[tuple[str, str], int]:
-    return {(str(claim.key), claim.uid): 1} if claim.status.data_deletion is not None else {}
+def _ordered_deletions(claim: VolumeClaim) -> Mapping[tuple[str, str, tuple[str, ...]], int]:
+    order = claim.status.data_deletion
+    return {(str(claim.key), claim.uid, order.confirmed_by): 1} if order is not None else {}
 
 
-def _claims_without_data(here: View) -> tuple[str, ...]:
-    """Claims whose data was ordered to be deleted, by uid, and of which no Volume is left here."""
+def _claims_without_data(here: View, region: str) -> tuple[str, ...]:
+    """Claims whose data was ordered to be deleted, by uid, of which no Volume is left here and of which the global cell
+    has not recorded it. Claims that wait for another region therefore take no place in the report."""
     counts = here.total(VolumeClaim, "", _ordered_deletions)
     ordered = sorted(found for found, count in counts.items() if count)
-    done = (uid for key, uid in ordered if all(v.spec.claim_uid != uid for v in here.by(Volume, "claim", key)))
+    done = (
+        uid
+        for key, uid, confirmed_by in ordered
+        if region not in confirmed_by and all(v.spec.claim_uid != uid for v in here.by(Volume, "claim", key))
+    )
     return tuple(islice(done, CLAIMS_WITHOUT_DATA_MAX))
 
 

@@ -45,9 +45,10 @@ class VolumeClaimSpec(ApiStruct, frozen=True):
 
 class DataDeletion(ApiStruct, frozen=True):
     """The order to delete the data of a claim: to every region, for Volumes that were made for the claim with this uid.
-    A claim that is missing is no order."""
+    A claim that is missing is no order. `confirmedBy` are the regions that reported that they have no Volume of it."""
 
     at: str
+    confirmed_by: tuple[str, ...] = ()
 
 
 class VolumeClaimStatus(ApiStruct, frozen=True):

@@ -197,7 +197,10 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
         "uid": "Uid of the claim. Set by Holdfast.",
     },
     "VolumeClaimStatus": {"dataDeletion": "Set when the claim is deleted with its data: the order to every region."},
-    "DataDeletion": {"at": "When the deletion was ordered."},
+    "DataDeletion": {
+        "at": "When the deletion was ordered.",
+        "confirmedBy": "Regions that have reported that they have no Volume of the claim.",
+    },
     "VolumeClaimSpec": {
         "size": "Size of each replica's volume, such as 1Gi. Required, at least 16Mi.",
         "reclaimPolicy": "What happens to the data when the claim is deleted: Retain or Delete.",
