@@ -138,7 +138,8 @@ class ReleaseHandler:
 
 
 def is_fenced(state: AuthorityState, binding: Binding) -> bool:
-    """Whether the node's lease under which the work was bound can never be renewed, so that no agent runs the work."""
+    """Whether the node's lease under which the work was bound can never be renewed. No exclusive work of it runs then;
+    ordinary work may run on."""
     node = state.node(binding.spec.node)
     if node is None:
         return not state.leases.may_be_live(binding.spec.node)

@@ -271,7 +271,7 @@ CLEANUP: dict[str, str] = {
     "Replica": "release stops its task and frees its claims, then removes the finalizer",
     "SchedulingRequest": "deleted when its replicas are placed or gone",
     "Reservation": "consumed by the bind, released, or expired by the authority",
-    "Binding": "deleted with proof that the task has stopped or its node is fenced",
+    "Binding": "deleted with proof that the task has stopped, or when its removed node's lease has ended",
     "Decision": "the oldest are deleted beyond a limit",
     "Endpoint": "deleted with the last replica of the workload in the region",
     "RecoverySlot": "released when its node drains or its budget shrinks; not while it is in use",

@@ -55,13 +55,14 @@ class SingleInstanceChecker:
                 yield from self._check_binding(change)
 
     def _check_deleted_binding(self, change: ObservedChange, commit: ObservedCommit) -> Iterator[Finding]:
-        """A Binding is deleted only after its task has ended or its node was fenced."""
+        """A Binding is deleted only after its task has ended, or when its Node was removed. A fence frees only the
+        replica and its quota."""
         binding: Binding = change.old
         machine, work = self._newest.pop(binding.uid, ("", None))
         node: Node | None = commit.state.get(f"/nodes/{binding.spec.node}")
         if work is None or work.exit is not None or self.excluded_clocks & {machine, _region(machine)}:
             return
-        if node is not None and node.status.fence.fenced_epoch < binding.spec.node_epoch:
+        if node is not None:
             what = f"{change.key} is deleted while its task runs on {machine} since {work.started_s:.3f} s"
             yield "S2", what, (change.key, f"/nodes/{machine}")
 
