@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.platforms import wait_until
 
 from holdfast.sim import mutation_report, mutation_runner, mutation_testing
 from holdfast.sim.mutation_report import MutationTable
@@ -149,12 +150,14 @@ def test_mutation_run_above_median_seed_limit_fails(
 
 
 def test_interrupted_search_continues_without_repeating_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = tmp_path / "ran"
+    ran, kept = tmp_path / "ran", tmp_path / "kept"
 
     def run_recorded(seed: int, name: str = "") -> mutation_testing.TrialResult:
         with ran.open("a") as file:  # each run has its own process
             file.write(f"{name}@{seed}\n")
         if seed == 2 and name and not (tmp_path / "repaired").exists():
+            # A run that has not ended when the machine goes down is repeated, so both must have ended.
+            wait_until(lambda: kept.read_text().count('"seed":1') == 2, "two results")
             raise OSError("the machine went down")
         return mutation_testing.TrialResult(seed, invariant="S3" if name and seed == 3 else "")
 
@@ -163,7 +166,7 @@ def test_interrupted_search_continues_without_repeating_runs(tmp_path: Path, mon
         "quota-check-skipped,capacity-check-skipped",
         5,
         workers=2,
-        results_path=tmp_path / "kept",
+        results_path=kept,
         report_path=tmp_path / "page",
     )
     with pytest.raises(RuntimeError, match="the machine went down"):

@@ -291,9 +291,35 @@ async def test_closed_stream_releases_its_subscription(objects: Objects) -> None
     assert len(streams._by_field["node"]["n1"]) == 2
     del dropped
     gc.collect()
+    await save(objects, binding("b", "n2"))
     assert len(streams._by_field["node"]["n1"]) == 1
     await kept.aclose()
     assert streams._by_field == {}
+
+
+async def test_stream_collected_during_a_delivery_disturbs_no_other(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may collect the abandoned stream of a client anywhere, also between two steps of a delivery."""
+    cache = objects._durable.cache(BINDING)
+    kept = objects.stream(BINDING, after=0, fields={"node": "n1"})
+    dropped = objects.stream(BINDING, after=0, fields={"metadata.name": "other"})
+    assert await is_quiet(kept) and await is_quiet(dropped)
+    cycle: list[object] = [dropped]
+    cycle.append(cycle)
+    node_of = cache._index["node"]
+
+    def collect_between(item: Object) -> Iterable[str]:
+        gc.collect()
+        return node_of(item)
+
+    monkeypatch.setattr(cache, "_index", {**cache._index, "node": collect_between})
+    del dropped, cycle
+    await save(objects, binding("b", "n1"))
+    assert names(present(change.new) for change in await read(kept, 1)) == ["b"]
+    await save(objects, binding("c", "n1"))
+    assert names(present(change.new) for change in await read(kept, 1)) == ["c"]
+    assert list(cache.streams._by_field) == ["node"]
 
 
 async def test_pages_of_past_revision_show_one_state(objects: Objects) -> None:

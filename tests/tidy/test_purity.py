@@ -112,3 +112,18 @@ def test_cancellation_is_not_suppressed(sources: dict[Path, ast.Module]) -> None
         and node.value.id == "asyncio"
     ]
     assert not found, found
+
+
+def test_finalizers_change_nothing_shared(sources: dict[Path, ast.Module]) -> None:
+    """Python may call `__del__` between any two instructions, also while another method iterates or holds a lock. So it
+    only hands the object to a method `abandon`, which appends it to a list for later.
+    """
+    found = [
+        f"{path.name}:{call.lineno} calls {ast.unparse(call.func)}"
+        for path, tree in sources.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "__del__"
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and not (isinstance(call.func, ast.Attribute) and call.func.attr == "abandon")
+    ]
+    assert not found, found

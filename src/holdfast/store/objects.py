@@ -210,14 +210,12 @@ class ObjectStream:
         return self._live is not None and not self._live.unread and self._live.fault is None
 
     async def aclose(self) -> None:
-        self._unsubscribe()
-
-    def __del__(self) -> None:
-        self._unsubscribe()
-
-    def _unsubscribe(self) -> None:
         if self._live is not None:
             self._cache.streams.remove(self._live)
+
+    def __del__(self) -> None:
+        if self._live is not None:
+            self._cache.streams.abandon(self._live)
 
     def _take_unread(self, live: Subscription) -> Sequence[ObjectChange]:
         found, live.unread = live.unread, []

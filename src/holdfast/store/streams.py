@@ -96,10 +96,13 @@ class Streams:
         self._by_field: dict[str, dict[str, dict[Subscription, None]]] = {}
         self._prefixes: dict[str, dict[str, None]] = {}
         """Field → the values of `_by_field` that are prefixes."""
+        self._abandoned: list[Subscription] = []
+        """Subscriptions whose readers were collected, until they are removed."""
         self._open = metrics.STORE_WATCHERS.labels(kind.name)
         self._expired = metrics.STORE_WATCHERS_EXPIRED.labels(kind.name)
 
     def add(self, subscription: Subscription) -> None:
+        self._remove_abandoned()
         self._group(subscription.wanted)[subscription] = None
         self._open.inc()
 
@@ -118,8 +121,21 @@ class Streams:
         elif not group:
             del self._by_namespace[wanted.namespace]
 
+    def abandon(self, subscription: Subscription) -> None:
+        """Removes the subscription of a reader that is being collected, with the next change or reader.
+
+        Python may collect a reader in the middle of any statement of this class. So nothing else may change here: a
+        `deliver` that iterates would fail, and the metric's lock may be held already.
+        """
+        self._abandoned.append(subscription)
+
+    def _remove_abandoned(self) -> None:
+        while self._abandoned:
+            self.remove(self._abandoned.pop())
+
     def deliver(self, changes: Sequence[ObjectChange]) -> None:
         """Delivers the changes of one commit to every matching stream."""
+        self._remove_abandoned()
         touched: dict[Subscription, None] = {}
         for subscription in self._by_namespace.get("", ()):
             subscription.unread.extend(changes)
