@@ -163,11 +163,7 @@ def test_interrupted_search_continues_without_repeating_runs(tmp_path: Path, mon
 
     monkeypatch.setattr(mutation_runner, "run_trial", run_recorded)
     options = mutation_runner.MutationRunOptions(
-        "quota-check-skipped,capacity-check-skipped",
-        5,
-        workers=2,
-        results_path=kept,
-        report_path=tmp_path / "page",
+        "quota-check-skipped,capacity-check-skipped", 5, workers=2, results_path=kept, report_path=tmp_path / "page"
     )
     with pytest.raises(RuntimeError, match="the machine went down"):
         mutation_runner.run_mutations(options, lambda text: None)
