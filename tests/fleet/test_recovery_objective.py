@@ -141,9 +141,7 @@ def test_region_that_returns_just_before_the_deadline_and_is_lost_again_has_miss
         # Served elsewhere after the deadline, while the region was healthy since before it.
         (
             RecoveryStatus(
-                phase=RecoveryPhase.FAILING_BACK,
-                stable_since=micro_text(NOW + 290),
-                recovered_at=micro_text(NOW + 310),
+                phase=RecoveryPhase.FAILING_BACK, stable_since=micro_text(NOW + 290), recovered_at=micro_text(NOW + 310)
             ),
             900,
             ObjectiveOutcome.REGION_RETURNED,
