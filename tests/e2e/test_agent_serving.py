@@ -145,6 +145,9 @@ def revision_counts(platform: RunningPlatform) -> collections.Counter[str]:
     return collections.Counter(a["revision"] for a in json.loads(output)["addresses"])
 
 
+STAGES = ("bound", "started", "ready", "serving")
+
+
 def test_paused_rollout_stops_until_resumed(platform: RunningPlatform, shop: int) -> None:
     with ProxyLoad(shop) as load:
         platform.apply(manifest_with(SHOP="paused"))
@@ -178,16 +181,25 @@ def counts_later(platform: RunningPlatform) -> collections.Counter[str]:
 def test_failing_revision_rolls_back_while_old_one_serves(platform: RunningPlatform, shop: int) -> None:
     good = revisions(platform)
     fewest = REPLICAS
+    progress: list[dict[str, int]] = []
     with ProxyLoad(shop) as load:
         platform.apply(manifest_with(SHOP="three", WARM_UP_SECONDS="100000"))
         began = time.monotonic()
-        while "RolledBack" not in rollout(platform, "status", NAME, "--no-wait", "-o", "json", check=False).stdout:
+        while True:
+            shown = rollout(platform, "status", NAME, "--no-wait", "-o", "json", check=False).stdout
+            if shown:
+                progress.append({stage: sum(row[stage] for row in json.loads(shown)["regions"]) for stage in STAGES})
+            if "RolledBack" in shown:
+                break
             fewest = min(fewest, len(platform.addresses(NAME)))
             assert time.monotonic() - began < 180, "it is rolled back in time"
         took_s = time.monotonic() - began
     assert not load.failed, load.failed[:5]
     assert revisions(platform) == good
     assert fewest >= REPLICAS, "never below maxUnavailable 0"
+    assert any(p["bound"] >= p["started"] > p["ready"] >= p["serving"] >= REPLICAS for p in progress), (
+        f"a replica of the failing revision is shown as started and not ready: {progress}"
+    )
     assert took_s < DEADLINE_S + 60
     history = json.loads(rollout(platform, "history", NAME, "-o", "json").stdout)["history"]
     assert history[0]["outcome"] == "RolledBack" and {history[1]["revision"]} == good

@@ -118,13 +118,14 @@ def test_non_finite_load_changes_nothing(value: float) -> None:
     assert world.run_controller().replicas == 4
 
 
-def test_pending_replicas_block_scale_up() -> None:
+@pytest.mark.parametrize("reason", ["InsufficientCpu", "SpreadViolated", "ResidencyViolated", "QuotaExceeded"])
+def test_pending_replicas_block_scale_up(reason: str) -> None:
     world = World(replicas=8)
-    world.regions(ready=5, queued=3, reason="InsufficientCpu")
+    world.regions(ready=5, queued=3, reason=reason)
     world.push(140)
     block = world.run_controller()
     assert (block.replicas, block.reason) == (8, "ScaleUpBlocked")
-    assert "3 of 8 replicas are pending (InsufficientCpu)" in block.message
+    assert f"3 of 8 replicas are pending ({reason})" in block.message
     world.push(20)
     assert world.run_controller().replicas < 8, "scaling down is always possible"
 

@@ -93,6 +93,33 @@ def test_region_that_returns_in_time_neither_meets_nor_misses() -> None:
     assert proof_of_workload((f.recovery,), "acme", "api0", None) is None
 
 
+def test_region_that_returns_just_before_the_deadline_is_pending_until_failback() -> None:
+    f = fleet()
+    lost(f)
+    f.now += 285
+    f.health("a", HealthState.HEALTHY)
+    outcomes: list[str] = []
+    while f.phase() is RecoveryPhase.OPEN:
+        f.step("a")
+        outcomes.append(shown(f))
+    assert f.now > NOW + 300, "failback begins after the deadline"
+    assert set(outcomes[:-1]) == {"Pending"} and outcomes[-1] == "RegionReturned"
+    assert "not served elsewhere by then: acme/api0: 3 of 4 serve" in objective(f).message
+
+
+def test_region_that_returns_just_before_the_deadline_and_is_lost_again_has_missed() -> None:
+    f = fleet()
+    lost(f)
+    f.now += 285
+    f.health("a", HealthState.HEALTHY)
+    while f.now < NOW + 302:
+        f.step("a")
+    assert (objective(f).status, shown(f)) == ("Unknown", "Pending")
+    assert "region a is healthy since" in objective(f).message
+    lost(f)
+    assert (objective(f).status, shown(f)) == ("False", "Missed")
+
+
 @pytest.mark.parametrize(
     ("status", "at_s", "outcome"),
     [
@@ -106,8 +133,24 @@ def test_region_that_returns_in_time_neither_meets_nor_misses() -> None:
             ObjectiveOutcome.REGION_RETURNED,
         ),
         (RecoveryStatus(phase=RecoveryPhase.CLOSED, stable_since=micro_text(NOW + 301)), 900, ObjectiveOutcome.MISSED),
-        # Lost again: the return before does not count.
-        (RecoveryStatus(phase=RecoveryPhase.OPEN, stable_since=micro_text(NOW + 200)), 301, ObjectiveOutcome.MISSED),
+        # Healthy for less than 30 s.
+        (RecoveryStatus(stable_since=micro_text(NOW + 280)), 301, ObjectiveOutcome.PENDING),
+        (RecoveryStatus(stable_since=micro_text(NOW + 301)), 302, ObjectiveOutcome.MISSED),
+        # Lost again: the return before does not count, and `stableSince` is empty.
+        (RecoveryStatus(phase=RecoveryPhase.OPEN, stable_since=""), 301, ObjectiveOutcome.MISSED),
+        # Served elsewhere after the deadline, while the region was healthy since before it.
+        (
+            RecoveryStatus(
+                phase=RecoveryPhase.FAILING_BACK, stable_since=micro_text(NOW + 290), recovered_at=micro_text(NOW + 310)
+            ),
+            900,
+            ObjectiveOutcome.REGION_RETURNED,
+        ),
+        (
+            RecoveryStatus(stable_since=micro_text(NOW + 290), recovered_at=micro_text(NOW + 299)),
+            900,
+            ObjectiveOutcome.MET,
+        ),
     ],
 )
 def test_outcome_is_judged_by_the_deadline(status: RecoveryStatus, at_s: float, outcome: ObjectiveOutcome) -> None:

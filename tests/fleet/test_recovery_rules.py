@@ -132,8 +132,8 @@ def test_recovery_status_is_written_only_if_it_changed() -> None:
     first = present(status_write(incident(), RecoveryStatus(), NOW_S))
     known = replace(incident(), status=RecoveryStatus(conditions=tuple(present(first.conditions))))
     assert status_write(known, known.status, NOW_S) is None
-    changed = present(status_write(known, replace(known.status, stable_since="x"), NOW_S))
-    assert changed.blocks == {"stableSince": "x"}
+    changed = present(status_write(known, replace(known.status, stable_since=micro_text(NOW_S)), NOW_S))
+    assert changed.blocks == {"stableSince": micro_text(NOW_S)}
     assert status_write(known, known.status, NOW_S + 600.0) is not None, "the objective is missed by now"
 
 

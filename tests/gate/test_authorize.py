@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.gate.authorize import access_refusal, call_refusal, path_refusal, rules_for
+from holdfast.gate.authorize import CALL_ROLES, access_refusal, call_refusal, path_refusal, rules_for
 from holdfast.model.kinds import ALL
+from holdfast.model.ownership import DELETERS, OWNERS
 from holdfast.model.principal import Principal, controller, from_identity
 
 PRINCIPALS: dict[str, Principal] = {
@@ -206,6 +207,15 @@ def test_placement_call_is_allowed_for_its_role_only(
 
 def test_release_call_is_allowed_for_release_controller() -> None:
     assert call_refusal(controller("release", cell="north"), "release", cell="north") is None
+
+
+def test_repair_writes_its_own_block_and_neither_places_nor_deletes() -> None:
+    """It requests a release in `status.repair`; the release controller acts on it."""
+    repair = controller("repair", cell="north")
+    assert [verb for verb in CALL_ROLES if call_refusal(repair, verb, cell="north") is None] == []
+    groups = {f"{kind}.{group}" for kind, rows in OWNERS.items() for group, roles in rows.items() if "repair" in roles}
+    assert groups == {"Replica.status.repair"}
+    assert [kind for kind, roles in DELETERS.items() if "repair" in roles] == []
 
 
 def test_hollow_host_is_limited_to_its_prefix() -> None:

@@ -131,5 +131,30 @@ def test_transition_owners_are_known_roles() -> None:
     assert {t.owner for t in lifecycle.TRANSITIONS} <= writers
 
 
+def test_only_the_owner_of_a_transition_writes_its_evidence() -> None:
+    for row in TRANSITIONS:
+        kind, _, block = row.commit_point.partition(".")
+        if block:
+            assert OWNERS[kind][block] == {row.owner}, f"{row.source} → {row.target}"
+        elif row.target is not Stage.RELEASED:  # the end of a replica is the removal of its finalizer
+            assert row.owner in OWNERS[kind]["spec"], f"{row.source} → {row.target}"
+
+
+SEVERAL_WRITERS = {
+    "Workload.status.load": {"operator", "user"},  # the load is measured by whoever runs the workload
+    "Endpoint.status": {"region", "serve"},  # `serve` in its region, the region's link in the global cell
+}
+
+
+def test_each_status_block_has_one_writer() -> None:
+    several = {
+        f"{kind}.{group}": roles
+        for kind, groups in OWNERS.items()
+        for group, roles in groups.items()
+        if group.partition(".")[0] == "status" and len(roles) != 1
+    }
+    assert several == SEVERAL_WRITERS
+
+
 def test_every_reason_has_a_sentence() -> None:
     assert all(reason.sentence.endswith(".") and len(reason.sentence.split()) > 2 for reason in Reason)

@@ -36,6 +36,22 @@ def failing(*statuses: ReplicaStatus) -> tuple[PendingReason, ...]:
     ).failing
 
 
+def test_assignment_status_counts_every_stage() -> None:
+    desired = factories.assignment(replicas=6)
+    stages = (
+        ReplicaStatus(),
+        factories.bound_status(),
+        bound_with(phase=Phase.STARTING, reason=Reason.STARTED),
+        bound_with(phase=Phase.RUNNING, reason=Reason.STARTED),
+        factories.serving_status(serving=False),
+        factories.serving_status(),
+    )
+    status = assignment_status(desired, [factories.replica(n, desired, status=s) for n, s in enumerate(stages)], ())
+    counts = (status.replicas, status.queued, status.bound, status.started, status.ready, status.serving)
+    assert counts == (6, 1, 5, 3, 2, 1)
+    assert (status.updated, status.updated_serving, status.unknown, status.failed) == (6, 1, 0, 0)
+
+
 def test_assignment_status_counts_failure_reasons() -> None:
     unready = bound_with(phase=Phase.RUNNING, reason=Reason.BECAME_UNREADY, message="GET /readyz: 503")
     reported = failing(crashed_status(7), unready, crashed_status(9), factories.serving_status())

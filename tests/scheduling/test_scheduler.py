@@ -283,6 +283,27 @@ def test_request_beyond_quota_is_placed_after_grant_increase() -> None:
     in_region(test)
 
 
+def test_request_that_waits_is_placed_by_the_next_scheduler() -> None:
+    """The queue is the stored requests: a scheduler that starts later finds those of the scheduler before it."""
+
+    async def test(region: Region) -> None:
+        await region.request("big", await region.replicas(1, template={"resources": {"cpu": "12"}}))
+        await until(lambda: region.stored("big").status.pending == 1)
+        await region.scheduler.stop()
+        await region.informers.stop()
+        await region.cell.node("large", capacity={"cpu": "16", "memory": "64Gi"})
+        await asyncio.sleep(60.0)
+        assert region.bound() == {}, "no scheduler runs"
+        following = Region(region.cell)
+        await following.informers.start()
+        await following.scheduler.start()
+        await until(lambda: region.bound() == {"web-0": "large"})
+        await following.scheduler.stop()
+        await following.informers.stop()
+
+    in_region(test)
+
+
 def test_released_replica_is_placed_again_with_next_attempt() -> None:
     async def test(region: Region) -> None:
         (replica,) = await region.replicas(1)

@@ -111,6 +111,7 @@ FIGURES: list[tuple[str, str, tuple[object, ...]]] = [
         (spillover.SPILLOVER_AVOID_S / 60, spillover.SPILLOVER_AVOID_MAX_S / 3600),
     ),
     ("recovery.md", "without `CapacityLost` for {:.0f} s", (recover.RECOVERY_STABLE_S,)),
+    ("recovery.md", "healthy for less than {:.0f} s at the deadline", (recover.RECOVERY_STABLE_S,)),
     (
         "recovery.md",
         "At most {} recovery Assignments are emptied per pass, every {} s.",

@@ -139,14 +139,17 @@ class Recovery(Object, frozen=True):
 
 
 def objective_outcome(spec: RecoverySpec, status: RecoveryStatus, now: float) -> ObjectiveOutcome:
-    """The outcome by the deadline of the incident. A missed objective stays missed, whatever happens later."""
+    """The outcome by the deadline of the incident. A missed objective stays missed, whatever happens later. A region
+    that is healthy since before the deadline has returned once failback begins; until then the outcome is pending."""
     started_s = parse_time(spec.started_at) if spec.started_at else now
     deadline_s = started_s + spec.deadline_seconds
+    if status.recovered_at and parse_time(status.recovered_at) <= deadline_s:
+        return ObjectiveOutcome.MET
+    if status.stable_since and parse_time(status.stable_since) <= deadline_s:
+        returned = status.phase in (RecoveryPhase.FAILING_BACK, RecoveryPhase.CLOSED)
+        return ObjectiveOutcome.REGION_RETURNED if returned else ObjectiveOutcome.PENDING
     if status.recovered_at:
-        return ObjectiveOutcome.MET if parse_time(status.recovered_at) <= deadline_s else ObjectiveOutcome.MISSED
-    returned = status.phase in (RecoveryPhase.FAILING_BACK, RecoveryPhase.CLOSED)
-    if returned and status.stable_since and parse_time(status.stable_since) <= deadline_s:
-        return ObjectiveOutcome.REGION_RETURNED
+        return ObjectiveOutcome.MISSED
     ended_s = parse_time(status.closed_at) if status.closed_at else now
     return ObjectiveOutcome.MISSED if ended_s > deadline_s else ObjectiveOutcome.PENDING
 

@@ -49,11 +49,13 @@ def _message(outcome: ObjectiveOutcome, spec: RecoverySpec, status: RecoveryStat
     objective = f"the objective is {spec.deadline_seconds:g} s after the last report"
     match outcome:
         case ObjectiveOutcome.PENDING:
-            return f"{objective}, {micro_text(started_s + spec.deadline_seconds)}"
+            due = f"{objective}, {micro_text(started_s + spec.deadline_seconds)}"
+            back = f"; region {spec.region} is healthy since {status.stable_since}" if status.stable_since else ""
+            return due + back
         case ObjectiveOutcome.REGION_RETURNED:
-            short = _named([lack_text(row) for row in status.workloads if not row.served_at])
+            short = _named([_late_text(row, started_s) for row in status.workloads if is_late(row, spec)])
             returned = f"region {spec.region} was healthy again at {status.stable_since}, before the deadline"
-            return f"{returned}; not served elsewhere: {short}" if short else returned
+            return f"{returned}; not served elsewhere by then: {short}" if short else returned
     if not status.recovered_at:
         short = _named([lack_text(row) for row in status.workloads if row.serving < row.wanted])
         return f"{objective}; late: {short}"
