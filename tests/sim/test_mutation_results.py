@@ -36,7 +36,7 @@ RECORDED_SEEDS = {
     "freed-before-stop-confirmed": 1,
     "uid-reused": 1,
     "proposal-applied-twice": 2,
-    "old-attempt-accepted": 2,
+    "old-attempt-accepted": 7,
     "finalizer-removed-early": 1,
     "one-missed-heartbeat-fences": 2,
     "no-watchdog": 2,
