@@ -120,6 +120,28 @@ def test_region_that_returns_just_before_the_deadline_and_is_lost_again_has_miss
     assert (objective(f).status, shown(f)) == ("False", "Missed")
 
 
+def test_workload_that_serves_only_in_the_returned_region_proves_nothing() -> None:
+    """The returned region becomes the target of a workload whose target stalls; its own replicas serve there."""
+    f = fleet()
+    lost(f)
+    f.now += 200
+    f.health("b", HealthState.SUSPECT)
+    f.health("c", HealthState.SUSPECT)
+    f.health("a", HealthState.HEALTHY)
+    f.step("a")
+    (row,) = f.recovery.status.workloads
+    assert row.target == "a"
+    f.all_serve()
+    f.step("a")
+    (row,) = f.recovery.status.workloads
+    assert (row.serving, row.wanted, row.served_at) == (4, 4, "")
+    assert (f.phase(), shown(f)) == (RecoveryPhase.OPEN, "Pending")
+    for _ in range(int(RECOVERY_STABLE_S / 0.5) + 2):
+        f.step("a")
+    assert (f.phase() is not RecoveryPhase.OPEN, shown(f)) == (True, "RegionReturned")
+    assert proof_of_workload((f.recovery,), "acme", "api0", None) is None
+
+
 @pytest.mark.parametrize(
     ("status", "at_s", "outcome"),
     [

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.model.meta import ApiStruct, Condition, Object, visible_default
 from holdfast.model.quantity import Amount
+from holdfast.model.reasons import Reason
 from holdfast.model.times import parse_time
 from holdfast.model.validation import Causes, check_dns_label
 
@@ -152,6 +153,14 @@ def objective_outcome(spec: RecoverySpec, status: RecoveryStatus, now: float) ->
         return ObjectiveOutcome.MISSED
     ended_s = parse_time(status.closed_at) if status.closed_at else now
     return ObjectiveOutcome.MISSED if ended_s > deadline_s else ObjectiveOutcome.PENDING
+
+
+def serves_elsewhere(row: WorkloadProgress, spec: RecoverySpec) -> bool:
+    """Whether the workload serves in a region that was not lost. A lost region that has returned may be its target too,
+    but proves nothing about another region. After the loss of a zone or of other capacity, the region itself may serve.
+    """
+    region_lost = not spec.zone and spec.cause != Reason.CAPACITY_LOST
+    return row.serving >= row.wanted and not (region_lost and row.target == spec.region)
 
 
 def is_late(row: WorkloadProgress, spec: RecoverySpec) -> bool:

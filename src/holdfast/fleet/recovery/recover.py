@@ -42,7 +42,15 @@ from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.override import Override, active_avoidances
 from holdfast.model.reasons import Reason
-from holdfast.model.recovery import Recovery, RecoveryPhase, RecoverySpec, RecoveryStatus, WorkloadProgress, is_open
+from holdfast.model.recovery import (
+    Recovery,
+    RecoveryPhase,
+    RecoverySpec,
+    RecoveryStatus,
+    WorkloadProgress,
+    is_open,
+    serves_elsewhere,
+)
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import HealthState, Region
 from holdfast.model.times import micro_text, parse_time
@@ -235,7 +243,7 @@ class _RecoveryPass:
         if aim.stalled_reason and not aim.changed:
             row = msgspec.structs.replace(row, reason=Reason.TARGET_STALLED.value, message=aim.stalled_reason)
         served_at = known.served_at if known is not None else ""
-        if not served_at and row.target and row.serving >= row.wanted:
+        if not served_at and row.target and serves_elsewhere(row, self._recovery.spec):
             served_at = micro_text(self._now)
         row = msgspec.structs.replace(row, abandoned_targets=aim.abandoned_targets, served_at=served_at)
         row = targets.with_progress_clock(row, known, critical, self._now, waits=waiting, asked=started)
@@ -294,7 +302,7 @@ def _progress(
     recovery: Recovery, rows: Sequence[WorkloadProgress], pace: StartRateLimiter, view: View, now: float
 ) -> RecoveryStatus:
     old = recovery.status
-    done = all(row.serving >= row.wanted for row in rows)
+    done = all(serves_elsewhere(row, recovery.spec) for row in rows)
     clock = stage_clock(old.clock, rows, now)
     return msgspec.structs.replace(
         old,

@@ -21,6 +21,7 @@ from holdfast.model.recovery import (
     StageClock,
     WorkloadProgress,
     objective_outcome,
+    serves_elsewhere,
 )
 from holdfast.model.recovery_budget import RecoveryBudget, SlotShape
 from holdfast.model.region import RecoverySlotReport, Region
@@ -86,7 +87,7 @@ _PHASE_REASONS = {
 
 
 def phase_condition(recovery: Recovery, status: RecoveryStatus, now: float) -> Condition:
-    short = [row for row in status.workloads if row.serving < row.wanted]
+    short = [row for row in status.workloads if not serves_elsewhere(row, recovery.spec)]
     message = f"{len(status.workloads) - len(short)} of {len(status.workloads)} critical workload(s) serve elsewhere"
     reason = _PHASE_REASONS[status.phase]
     if status.phase is RecoveryPhase.OPEN:
