@@ -33,7 +33,7 @@ _NEXT: dict[Stage, tuple[str, str]] = {
     Stage.SERVING: ("nobody", "serving; nothing to do"),
     Stage.UNKNOWN: ("node-health", "waits for the node, or for its fence"),
     Stage.STOPPING: ("release", "waits for the agent to acknowledge the stop"),
-    Stage.FAILED: ("release", "releases its claims"),
+    Stage.FAILED: ("release", "returns its claims"),
     Stage.SUCCEEDED: ("nobody", "completed; nothing to do"),
     Stage.RELEASED: ("release", "removes the finalizer"),
 }
