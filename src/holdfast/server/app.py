@@ -243,9 +243,7 @@ class Application:
             raise status.method_not_allowed(request.method)
         check_path(request.path, request.raw_path)
         if self._router.differs_in_case(request.path):
-            raise MalformedPath(
-                request.path, request.raw_path, "differs from a path of the API in upper and lower case"
-            )
+            raise MalformedPath(request.path, request.raw_path, "differs from a path of the API in case only")
         raise status.HttpRefusal(404, "NotFound", "the server could not find the requested resource")
 
     async def _authenticate(self, request: Request, access: str) -> None:
