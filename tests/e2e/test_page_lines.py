@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif("HOLDFAST_PROVE" not in os.environ, reason="takes minutes; make prove STAGE=platforms runs it"),
 ]
+_FIRST_DECISION = "holdfast get decisions -n payments -o json | jq -r '.items[0].metadata.name'"
 _LINE = re.compile(r"^ {4}((?:holdfast|kubectl) .*)$", re.MULTILINE)
 
 
@@ -52,6 +53,40 @@ PAGES = {
     ),
     "how-to/maintenance.md": PageLines(
         not_run={"holdfast maintenance end": "the name is generated; tests/e2e/test_scheduled_drills.py ends one"}
+    ),
+    "autoscaling.md": PageLines(
+        not_run={"holdfast pool provide": "runs until it is stopped; tests/e2e/test_autoscaling.py runs it"}
+    ),
+    "how-to/reach.md": PageLines(
+        changes=(
+            (" -it ", " "),  # The test has no terminal.
+            ("-- sh", "-- true"),
+            ("cp app.conf", "cp /etc/hostname"),
+            (":/tmp/dump", ":/tmp/app.conf"),
+            ("analytics/nightly", "analytics/analytics"),
+            ("nightly-us-east-0.1", "analytics-us-east-0.1"),
+            # Two regions have replicas, and maxUnavailable is 1: this region has no share of the budget.
+            ("delete pod risk-api-us-east-0.1", "delete pod risk-api-us-east-0.1 --force --grace-period=0"),
+        ),
+        not_run={
+            "kubectl --context us-east -n payments port-forward": "runs until it is stopped; tests/e2e/test_reach.py",
+            "kubectl --context us-east -n payments attach": "runs until it is stopped; tests/e2e/test_reach.py",
+            "holdfast port-forward": "runs until it is stopped; tests/e2e/test_reach.py",
+            "holdfast attach": "runs until it is stopped; tests/e2e/test_reach.py",
+            "holdfast logs payments/risk-api-us-east-0 --previous": "needs an earlier run; tests/e2e/test_reach.py",
+        },
+    ),
+    "how-to/secrets.md": PageLines(
+        changes=(("kubectl -n payments create secret", "echo s > password; kubectl -n payments create secret"),)
+    ),
+    "policies.md": PageLines(
+        changes=(
+            ("TENANT/DECISION", f"payments/$({_FIRST_DECISION})"),
+            ("WORKLOAD.yaml", f"{ROOT}/examples/workloads.yaml"),
+            ("--last 200", "--last 200 || test $? = 3"),  # Some decisions would differ.
+            ("FILE", f"{ROOT}/examples/policies/packing.yaml"),
+            ("-f packing.yaml", f"-f {ROOT}/examples/policies/packing.yaml"),
+        )
     ),
     "operations/many-machines.md": PageLines(
         not_run={"holdfast credentials revoke": "ends the region; tests/e2e/test_install_servers.py revokes one"}
@@ -86,7 +121,15 @@ def test_command_lines_of_page_succeed(name: str, platform: RunningPlatform, tmp
             continue
         for old, new in page.changes:
             line = line.replace(old, new)  # noqa: PLW2901 - as the reader types it
-        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+        )
         ran += 1
         if done.returncode != 0:
             failed.append(f"{line}: exit {done.returncode}: {done.stdout[-300:]}{done.stderr[-500:]}")
