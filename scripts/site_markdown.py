@@ -95,6 +95,9 @@ class PageRenderer:
             if token.type == "fence":
                 flush()
                 parts.append(_fence(token))
+            elif token.type == "code_block":
+                flush()
+                parts.append(_plain_block(token.content))
             elif token.type == "table_open":
                 flush()
                 tables += 1
@@ -248,7 +251,12 @@ def _fence(token: Token) -> str:
         code = highlight(token.content, get_lexer_by_name(HIGHLIGHTED[language]), _formatter)
         kind = ' class="command"' if language == "sh" else ""
         return f'<pre{kind} tabindex="0"><code>{code}</code></pre>\n'
-    return f'<pre tabindex="0"><code>{_escape(token.content)}</code></pre>\n'
+    return _plain_block(token.content)
+
+
+def _plain_block(text: str) -> str:
+    """A block that can be scrolled with the keyboard."""
+    return f'<pre tabindex="0"><code>{_escape(text)}</code></pre>\n'
 
 
 def _escape(text: str) -> str:

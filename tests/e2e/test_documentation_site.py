@@ -25,6 +25,9 @@ PAGES = (
     "reference/kinds/workload.html",
     "compare.html",
     "reasons.html",
+    "design.html",
+    "failures.html",
+    "reference/kinds/maintenancewindow.html",
 )
 
 
