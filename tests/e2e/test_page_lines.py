@@ -53,7 +53,15 @@ def test_command_lines_of_page_succeed(name: str, platform: RunningPlatform, tmp
         if any(line.startswith(start) for start in page.not_run):
             continue
         typed = page.command(line)
-        done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            ["bash", "-c", typed],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            stdin=subprocess.DEVNULL,
+        )
         ran += 1
         if done.returncode != 0:
             failed.append(f"{typed}: exit {done.returncode}: {done.stdout[-300:]}{done.stderr[-500:]}")
