@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.e2e.recorded_answers import acts_first
 
 from holdfast.authority import provisional
 from holdfast.drills import catalog
@@ -213,3 +214,10 @@ def test_every_drill_has_a_recorded_report_with_six_answers(root: Path) -> None:
 def test_page_lists_every_drill_with_its_scenario(root: Path) -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| `([a-z-]+)` \|$", (root / "docs" / "recovery.md").read_text(), re.M)
     assert rows == [(drill.name, drill.simulated_by) for drill in catalog.DRILLS.values()]
+
+
+@pytest.mark.parametrize("drill", catalog.DRILLS)
+def test_failure_matrix_says_who_acts_first_in_a_drill(drill: str) -> None:
+    """The tests with drills compare this with the recorded history."""
+    first = acts_first(drill)
+    assert first and all(re.fullmatch(r"[a-z-]+", name) for name in first), first
