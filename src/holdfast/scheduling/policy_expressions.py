@@ -227,6 +227,16 @@ def passes_filter(text: str, facts: Mapping[str, Any]) -> bool:
         return False
 
 
+def filter_failure(text: str, facts: Mapping[str, Any]) -> str:
+    """Why the filter has no value for these facts; empty if it has one."""
+    try:
+        evaluate_filter(text, facts)
+    except (EvaluationFailed, RuntimeError) as failed:
+        missing = _MISSING_KEY.search(str(failed))
+        return f"no key {missing[1]}" if missing is not None else _wrong(str(failed)).text
+    return ""
+
+
 def evaluate_score(text: str, facts: Mapping[str, Any]) -> int:
     """The value as a score: an integer, clamped to 0 to 100."""
     value = _value(text, facts)
