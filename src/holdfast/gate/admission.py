@@ -317,7 +317,7 @@ def policy_only_one(case: AdmissionCase) -> Iterator[Finding]:
     if other is not None:
         yield Refused(
             Reason.ANOTHER_POLICY_ACTIVE.value,
-            another_policy_text(after.metadata.name, other.metadata.name, other.spec.stage.value),
+            another_policy_text(other.metadata.name, other.spec.stage.value),
             {"policy": other.metadata.name},
         )
 
@@ -336,7 +336,7 @@ def policy_not_deciding(case: AdmissionCase) -> Iterator[Finding]:
     for used, regions in using.items():
         yield Refused(
             "InUse",
-            f"policy {name} is in use: its revision {used} decides in {', '.join(regions)}; next: set spec.stage of "
+            f"in use: its revision {used} decides in {', '.join(regions)}; next: set spec.stage of "
             f"policy {name} to Draft, then holdfast policy promote OTHER with the policy that shall decide",
             {"revision": used, "regions": regions},
         )

@@ -398,8 +398,8 @@ def refuse_second_policy(name: str, policies: list[dict[str, Any]]) -> None:
     for other in policies:
         stage, named = other["spec"].get("stage", "Active"), other["metadata"]["name"]
         if named != name and stage != "Draft":
-            text, _, step = another_policy_text(name, named, stage).partition("; next: ")
-            raise CommandError(text, next_step=step, code=ExitCode.CONFLICT)
+            text, _, step = another_policy_text(named, stage).partition("; next: ")
+            raise CommandError(f"policy {name}: {text}", next_step=step, code=ExitCode.CONFLICT)
 
 
 @policy.command("rollback")
