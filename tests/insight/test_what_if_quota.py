@@ -68,7 +68,10 @@ def test_plan_of_a_workload_beyond_its_quota_waits_for_quota_with_the_numbers() 
     assert first.node and second.node
     assert (third.node, third.reason) == ("", "QuotaExceeded")
     assert "cpu: available 500m, requested 1" in third.message
-    assert third.to_fit == f"ask for at most 500m cpu instead of 1; or: raise the Quota of tenant {TENANT} by 500m cpu"
+    assert third.to_fit == (
+        f"ask for at most 833m cpu instead of 1; or: raise the Quota of tenant {TENANT} by 500m cpu, to 3 cpu: "
+        "it then covers all 3 waiting replicas of the tenant"
+    )
 
 
 def test_plan_without_a_quota_waits_for_a_grant() -> None:

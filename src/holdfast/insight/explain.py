@@ -36,6 +36,7 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
 
 def explanation_of(regions: RegionClients, key: Key) -> Explanation:
     """The explanation of a replica, or of the workload of that name."""
+    regions.learn_quota_need(key.namespace)
     found = regions.find_replica(key)
     if found is not None:
         head, timelines = list[str](), [replica_timeline_of(found[0], found[1])]

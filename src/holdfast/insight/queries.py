@@ -37,6 +37,7 @@ def why_not(client: Holdfast, replica: str, node: str) -> WhyNotResult:
         found = regions.find_replica(key)
         if found is None:
             raise NotFound(f"replica {replica}: not found; next: holdfast get replicas -n {key.namespace}")
+        regions.learn_quota_need(key.namespace)
         result = explain_node(*found, node)
         if result is None:
             step = f"holdfast get nodes --region {found[0].name}"

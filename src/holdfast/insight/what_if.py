@@ -12,9 +12,10 @@ from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import assign
 from holdfast.insight.planned_quota import PLANNED_REVISION, planned_grants, put_planned
+from holdfast.insight.quota_needs import QuotaNeed, quota_need
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.spec_diff import WorkloadChange, workload_change
-from holdfast.insight.why_not import WhyNotQuery, WhyNotResult, suggestion
+from holdfast.insight.why_not import WhyNotResult, suggestion
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.binding import Binding
 from holdfast.model.kinds import BY_NAME
@@ -92,12 +93,13 @@ class WhatIfResult(msgspec.Struct, frozen=True):
 
 class AppliedWorkload(msgspec.Struct, frozen=True):
     """What the global cell would do with one workload: its changed fields, the Assignments it would write, those it
-    would delete, the tenant's Grants for them, and why no region takes it, if none does."""
+    would delete, the tenant's Grants for them, what its Quota then lacks, and why no region takes it, if none does."""
 
     change: WorkloadChange
     assignments: tuple[Assignment, ...] = ()
     ended: tuple[Assignment, ...] = ()
     grants: tuple[Grant, ...] = ()
+    quota_need: QuotaNeed | None = None
     refused: PlannedPlacement | None = None
 
 
@@ -165,6 +167,7 @@ def what_if_applied(
             ended = [a.key for a in applied.ended if a.spec.region == name]
             region = next((r for r in regions.reachable if r.name == name), None)
             if region is not None:
+                region.quota_needs[submitted.metadata.namespace] = applied.quota_need
                 outcome = planned_in_region(region, wanted, ended, now, rules=rules, grants=applied.grants)
                 found += outcome.placings
                 removals += outcome.removals
@@ -191,11 +194,13 @@ def apply_to_view(view: Cache, submitted: Workload, now: float) -> AppliedWorklo
         put_planned(view, assignment)
     for key in deleted:
         view.remove(Assignment, key, PLANNED_REVISION * 2)
+    tenant = workload.metadata.namespace
     return AppliedWorkload(
         change=workload_change(defaulted, stored),
         assignments=assignments,
         ended=tuple(a for a in held if a.key in deleted),
-        grants=planned_grants(view, workload.metadata.namespace, now),
+        grants=planned_grants(view, tenant, now),
+        quota_need=quota_need(view, tenant, now),
         refused=_no_region(workload, view.list(BY_NAME["Region"].type)) if nowhere else None,
     )
 
@@ -417,7 +422,7 @@ def _planned(
     if request_plan.unplaced:
         main = request_plan.refusals[0] if request_plan.refusals else None
         next_member = region.requirements_of(request, request_plan.unplaced[:1], now)
-        fix = WhyNotQuery(region.snapshot(), next_member, used, now).suggested_fix()
+        fix = region.why_not_query(next_member, now, used).suggested_fix()
         found += [
             PlannedPlacement(
                 region.name,

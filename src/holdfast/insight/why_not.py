@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from holdfast.insight.quota_needs import QuotaNeed
 from holdfast.insight.remedies import BEYOND_NODES, ON_NODE, Effort, Remedy, as_choice, cluster_level_remedies, in_order
 from holdfast.model.decision import ScoreComponent
 from holdfast.model.quantity import GPU, amount_text
@@ -75,14 +76,24 @@ class _NodeRemedy(NamedTuple):
 
 class WhyNotQuery:
     """One replica's requirements against one snapshot. Runs every filter once. The tenant's quota counts if the
-    requirements know its headroom; it refuses every node alike."""
+    requirements know its headroom; it refuses every node alike. `quota_need` is what the Quota lacks in all regions; it
+    is known only where the global cell's objects are."""
 
-    def __init__(self, snapshot: Snapshot, requirements: ReplicaRequirements, rules: PolicyRules, now: float) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        requirements: ReplicaRequirements,
+        rules: PolicyRules,
+        now: float,
+        *,
+        quota_need: QuotaNeed | None = None,
+    ) -> None:
         if template_claims(requirements.template) and requirements.members:
             requirements = for_member(requirements, requirements.members[0], snapshot.volumes)
         self._scratch = Scratch(snapshot, now)
         self._requirements = requirements
         self._rules = rules
+        self._quota_need = quota_need
         self._eligible = filters.eligible_nodes(self._scratch, requirements, rules)
         self._skew = filters.skew_of(self._scratch, requirements, rules, self._eligible)
         self._refusals: list[Refusal] = self._without_duplicate_gpus(
@@ -243,18 +254,24 @@ class WhyNotQuery:
         return [*found, Remedy(Effort.CAPACITY, f"free {' and '.join(freed)} on node {node}", min(0.99, freed_part))]
 
     def _quota_remedies(self) -> list[Remedy]:
-        """Asks for what the tenant's grant still covers, or raises the Quota by what is missing."""
-        requirements, available = self._requirements, self._requirements.quota_headroom or {}
-        missing = {n: a - available.get(n, 0) for n, a in requirements.amounts.items() if a > available.get(n, 0)}
+        """Raises the Quota until it covers all that waits of the tenant, or asks for what it covers for each replica.
+        Where only this region is known, no amount is named: other replicas of the tenant might take it."""
+        requirements, need = self._requirements, self._quota_need
         stop, quota = cluster_level_remedies(Reason.QUOTA_EXCEEDED, requirements.namespace)
-        by = " and ".join(f"{amount_text(name, amount)} {name}" for name, amount in missing.items())
-        found = [stop, msgspec.structs.replace(quota, text=f"{quota.text} by {by}")]
-        cut = max((short / requirements.amounts[name] for name, short in missing.items()), default=1.0)
-        if cut < 1:
-            less = [
-                f"{amount_text(n, available.get(n, 0))} {n} instead of {amount_text(n, requirements.amounts[n])}"
-                for n in missing
-            ]
+        if need is None or self._scratch.snapshot.region in need.unreachable:
+            return [stop, quota]
+        text = need.raise_text()
+        if not text:
+            known = f"nothing: the Quota of tenant {need.tenant} covers it, and the region's grant follows"
+            return [Remedy(Effort.WAIT, known, 0.0)]
+        share = need.shares.get(requirements.workload, {})
+        missing = {n: a for n, a in requirements.amounts.items() if n in need.missing and share.get(n, 0) < a}
+        found = [msgspec.structs.replace(quota, text=text)]
+        if stopped := need.stop_text(requirements.workload):
+            found.append(msgspec.structs.replace(stop, text=stopped))
+        if missing and all(share.get(name) for name in missing) and not need.missing.keys() - requirements.amounts:
+            cut = max((amount - share[name]) / amount for name, amount in missing.items())
+            less = [f"{amount_text(n, share[n])} {n} instead of {amount_text(n, a)}" for n, a in missing.items()]
             found.append(asking_for_less(less, cut))
         return found
 

@@ -41,6 +41,7 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     if found is None:
         regions.raise_not_found(f"replica {replica}: not found", next_step=f"holdfast get replicas -n {key.namespace}")
     region, item = found
+    regions.learn_quota_need(key.namespace)
     verdict = explain_node(region, item, node)
     if verdict is None:
         step = f"holdfast get nodes --region {region.name}"
