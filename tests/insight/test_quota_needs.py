@@ -1,4 +1,4 @@
-"""The raise of a Quota that `to fit` names is sufficient: it covers everything of the tenant that waits for quota alone."""
+"""The raise of a Quota that `to fit` names covers everything of the tenant that waits for quota alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 from tests import factories
+from tests.authority.cell import TENANT
 from tests.insight.test_what_if_quota import planned, quota
-from tests.rules.consumers import NOW, OTHER, REGION, TENANT, Situation
+from tests.rules.consumers import NOW, OTHER, REGION, Situation
 
 from holdfast.controllers.cache import Cache
 from holdfast.fleet.grant_demand import demand_by_region, quota_demand
@@ -17,7 +18,7 @@ from holdfast.insight import what_if
 from holdfast.insight.planned_quota import planned_grants, put_planned
 from holdfast.insight.quota_needs import QuotaNeed, quota_need
 from holdfast.model.assignment import Assignment, AssignmentStatus, Purpose
-from holdfast.model.quantity import Amounts, amounts, amounts_text
+from holdfast.model.quantity import Amount, Amounts, amounts, amounts_text
 from holdfast.model.quota import Quota, QuotaSpec
 
 
@@ -53,7 +54,9 @@ def uncovered(view: Cache) -> dict[str, Amounts]:
     limits = {g.spec.region: amounts(g.spec.limit) for g in planned_grants(view, TENANT, NOW)}
     wanted = demand_by_region(view.total(Assignment, TENANT, quota_demand), Purpose.NORMAL)
     short = {
-        region: {n: a - limits.get(region, {}).get(n, 0) for n, a in values.items() if a > limits.get(region, {}).get(n, 0)}
+        region: {
+            n: a - limits.get(region, {}).get(n, 0) for n, a in values.items() if a > limits.get(region, {}).get(n, 0)
+        }
         for region, values in wanted.items()
     }
     return {region: values for region, values in short.items() if values}
@@ -69,7 +72,8 @@ def test_raise_counts_all_waiting_replicas_of_the_tenant_in_all_regions() -> Non
     need = quota_need(view, TENANT, NOW)
     assert need is not None
     assert need.raise_text() == (
-        f"raise the Quota of tenant {TENANT} by 1900m cpu, to 3900m cpu: it then covers all 5 waiting replicas of the tenant"
+        f"raise the Quota of tenant {TENANT} by 1900m cpu, to 3900m cpu: "
+        "it then covers all 5 waiting replicas of the tenant"
     )
     assert uncovered(view)
     with_raise(view, need)
@@ -80,7 +84,9 @@ def test_a_cap_of_a_region_is_named_with_the_value_that_is_sufficient() -> None:
     view = tenant_view(quota("8", region_caps={REGION: {"cpu": "1"}}), assignment("web", REGION, 3, "500m"))
     need = quota_need(view, TENANT, NOW)
     assert need is not None and uncovered(view)
-    assert need.raise_text().startswith(f"raise regionCaps.{REGION} to 1500m cpu in the Quota of tenant {TENANT}: it then")
+    assert need.raise_text().startswith(
+        f"raise regionCaps.{REGION} to 1500m cpu in the Quota of tenant {TENANT}: it then"
+    )
     with_raise(view, need)
     assert not uncovered(view)
 
@@ -100,11 +106,11 @@ def test_after_the_named_raise_everything_that_waited_for_quota_is_covered(seed:
             replicas = chance.randint(1, 6)
             cpu = chance.choice(["100m", "300m", "500m", "1", "7"])
             items.append(assignment(f"w{number}", region, replicas, cpu, bound=chance.choice([0, 0, replicas // 2])))
-    caps = {REGION: {"cpu": chance.choice(["1", "3"])}} if chance.random() < 0.3 else {}
+    caps: dict[str, dict[str, Amount]] = {REGION: {"cpu": chance.choice(["1", "3"])}} if chance.random() < 0.3 else {}
     hard = {"cpu": chance.choice(["1", "2500m", "5"]), "memory": chance.choice(["64Mi", "1Gi"])}
     if chance.random() < 0.2:
         del hard["memory"]
-    view = tenant_view(Quota(factories.meta("quota", TENANT), QuotaSpec(dict(hard), region_caps=dict(caps))), *items)
+    view = tenant_view(Quota(factories.meta("quota", TENANT), QuotaSpec(dict(hard), region_caps=caps)), *items)
     planned_grants(view, TENANT, NOW)
     need = quota_need(view, TENANT, NOW)
     assert need is not None
@@ -124,5 +130,7 @@ def test_a_smaller_request_is_named_that_the_quota_covers_for_every_replica() ->
     view = tenant_view(quota("2"), assignment("old", REGION, 1, "500m", bound=1), assignment("web", REGION, 4, "1"))
     need = quota_need(view, TENANT, NOW)
     assert need is not None and need.shares == {"web": {"cpu": 375, "memory": need.shares["web"]["memory"]}}
-    shrunk = tenant_view(quota("2"), assignment("old", REGION, 1, "500m", bound=1), assignment("web", REGION, 4, "375m"))
+    shrunk = tenant_view(
+        quota("2"), assignment("old", REGION, 1, "500m", bound=1), assignment("web", REGION, 4, "375m")
+    )
     assert not uncovered(shrunk)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,11 +11,13 @@ from holdfast.fleet.spillover import max_regions, waits_for_room
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
+from holdfast.insight.why_not import WhyNotQuery
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.lifecycle import stage
 from holdfast.model.meta import Key
 from holdfast.model.replica import Replica
+from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.template import template_claims
 from holdfast.model.volume import OnRegionLoss
 from holdfast.model.workload import SpilloverStatus, Workload, wanted_replicas
@@ -132,6 +135,8 @@ def region_timelines(regions: RegionClients, key: Key) -> tuple[list[str], list[
     """Counts by stage in each region, and a timeline for each replica and request that does not serve."""
     lines: list[str] = []
     timelines: list[Timeline] = []
+    pending = {region.name: pending_requests(region, key) for region in regions.reachable}
+    workload_wide_amounts([p.query for found in pending.values() for p in found if p.query is not None])
     for region in regions.reachable:
         replicas = [r for r in region.list_objects("Replica") if r.spec.workload == key.name]
         replicas = [r for r in replicas if r.metadata.namespace == key.namespace]
@@ -141,7 +146,7 @@ def region_timelines(regions: RegionClients, key: Key) -> tuple[list[str], list[
         if counts:
             by_stage = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
             lines.append(f"region {region.name}: {by_stage}")
-        timelines += pending_timelines(region, key)
+        timelines += map(pending_timeline, pending[region.name])
         timelines += [replica_timeline_of(region, r) for r in replicas if stage(r) in NOT_SERVING_STAGES]
     if len(timelines) > TIMELINES_MAX:
         lines.append(f"{len(timelines)} replicas or requests do not serve; the first {TIMELINES_MAX} timelines follow")
@@ -219,26 +224,61 @@ def _why_no_region(workload: Workload, assignments: Sequence[Assignment]) -> str
     return f"no other region{allowed} has room and quota for them now"
 
 
-def pending_timelines(region: RegionClient, key: Key) -> list[Timeline]:
-    """Timelines of the workload's pending requests. Queue position and suggested fix are shown only to a caller who may
-    list the whole region."""
-    whole = region.can_list_all_tenants()
-    queue = (
-        region.pending_requests(now_s())
-        if whole
-        else [r for r in region.list_objects("SchedulingRequest") if r.status.pending]
+def workload_wide_amounts(queries: Collection[WhyNotQuery]) -> None:
+    """Makes all suggestions name the same smaller request: a template is the same in every region, so the amount has to
+    fit wherever replicas of the workload wait."""
+    known = [found for query in queries if (found := query.fitting_amounts())]
+    least: dict[str, int] = {}
+    for found in known:
+        for name, amount in found.items():
+            least[name] = min(amount, least.get(name, amount))
+    for query in queries if len(known) > 1 else ():
+        query.ask_for_no_more(least)
+
+
+class PendingRequest(NamedTuple):
+    """A pending request of a workload in one region. `query` is missing for a caller who may not list the region."""
+
+    region: RegionClient
+    request: SchedulingRequest
+    query: WhyNotQuery | None = None
+    position: int = 0
+    queue_length: int = 0
+
+
+def pending_requests(region: RegionClient, key: Key) -> list[PendingRequest]:
+    """The workload's pending requests. Queue position and suggested fix are known only for a caller who may list the
+    whole region."""
+    if not region.can_list_all_tenants():
+        queue = [r for r in region.list_objects("SchedulingRequest") if r.status.pending]
+        return [
+            PendingRequest(region, r)
+            for r in queue
+            if (r.metadata.namespace, r.spec.workload) == (key.namespace, key.name)
+        ]
+    queue = region.pending_requests(now_s())
+    return [
+        PendingRequest(
+            region,
+            request,
+            region.why_not_query(region.requirements_of(request, region.unplaced_members(request), now_s()), now_s()),
+            position,
+            len(queue),
+        )
+        for position, request in enumerate(queue, 1)
+        if (request.metadata.namespace, request.spec.workload) == (key.namespace, key.name)
+    ]
+
+
+def pending_timeline(pending: PendingRequest) -> Timeline:
+    region, request = pending.region, pending.request
+    decision = request.status.decision
+    known = Evidence(
+        request,
+        region.get_object("Decision", Key(request.metadata.namespace, decision)) if decision else None,
+        suggested_fix=pending.query.suggested_fix() if pending.query is not None else None,
+        position=pending.position,
+        queue_length=pending.queue_length,
     )
-    timelines = []
-    for position, request in enumerate(queue, 1):
-        if (request.metadata.namespace, request.spec.workload) != (key.namespace, key.name):
-            continue
-        decision = request.status.decision
-        known = Evidence(request, region.get_object("Decision", Key(key.namespace, decision)) if decision else None)
-        if whole:
-            cure = region.why_not_query(
-                region.requirements_of(request, region.unplaced_members(request)[:1], now_s()), now_s()
-            ).suggested_fix()
-            known = msgspec.structs.replace(known, suggested_fix=cure, position=position, queue_length=len(queue))
-        timeline = request_timeline(request, known)
-        timelines.append(msgspec.structs.replace(timeline, subject=f"{timeline.subject} in region {region.name}"))
-    return timelines
+    timeline = request_timeline(request, known)
+    return msgspec.structs.replace(timeline, subject=f"{timeline.subject} in region {region.name}")
