@@ -12,7 +12,14 @@ from tests.rules.consumers import NOW, OTHER, REGION, WORKLOAD, Situation, Store
 
 from holdfast.insight import what_if
 from holdfast.insight.region_clients import RegionClient, RegionClients
-from holdfast.insight.what_if import ManifestWorkload, PlannedPlacement, explain_node, what_if_applied, what_if_drained
+from holdfast.insight.what_if import (
+    ManifestWorkload,
+    PlannedPlacement,
+    explain_node,
+    node_elsewhere,
+    what_if_applied,
+    what_if_drained,
+)
 from holdfast.model.assignment import AssignmentStatus
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.meta import Object
@@ -132,3 +139,14 @@ def test_why_not_names_the_quota_and_not_a_rank() -> None:
     assert found is not None and not found.feasible
     (blocker,) = found.blockers
     assert blocker.reason == "QuotaExceeded" and "available 500m, requested 1" in blocker.message
+
+
+def test_why_not_says_which_region_has_the_node_and_why_the_replica_is_in_another() -> None:
+    replica = bound_replica()
+    held = factories.assignment(WORKLOAD, REGION, namespace=TENANT, reason="1 of 1")
+    here: Any = StoredCell(Situation().node, replica, held)
+    there: Any = StoredCell(factories.node("n9"))
+    region, other = RegionClient(here, REGION), RegionClient(there, OTHER)
+    said = node_elsewhere([region, other], region, replica, "n9")
+    assert said.startswith(f"node n9 is in region {OTHER}; the replica is assigned to region {REGION}")
+    assert node_elsewhere([region, other], region, replica, "n7") == ""

@@ -449,3 +449,14 @@ def explain_node(region: RegionClient, replica: Replica, node: str) -> WhyNotRes
                 region.builder().delete(claim)
     request, now = request_for(replica, attempt=placement.attempt), now_s()
     return region.why_not_query(region.requirements_of(request, request.spec.members, now), now).explain_node(node)
+
+
+def node_elsewhere(regions: Iterable[RegionClient], region: RegionClient, replica: Replica, node: str) -> str:
+    """Why a node of another region is no candidate for the replica: the region is chosen before any node. Empty if no
+    other region has the node."""
+    other = next((r for r in regions if r.name != region.name and r.get_object("Node", Key("", node))), None)
+    if other is None:
+        return ""
+    found: Assignment | None = region.get_object("Assignment", Key(replica.metadata.namespace, replica.spec.assignment))
+    why = f" ({found.spec.reason})" if found is not None and found.spec.reason else ""
+    return f"node {node} is in region {other.name}; the replica is assigned to region {region.name}{why}"

@@ -242,6 +242,8 @@ class WhyNotQuery:
         snapshot, requirements = self._scratch.snapshot, self._requirements
         facts = {"node": snapshot.name(slot), "region": snapshot.region, "tenant": requirements.namespace}
         match reason:
+            case Reason.LABELS_DO_NOT_MATCH:
+                return {**facts, "command": self._label_command(slot)}
             case Reason.INSUFFICIENT_DEVICES:
                 models = " or ".join(requirements.template.gpu_models)
                 gpus = f"{amount_text(GPU, requirements.gpu_milli)} gpu{' of model ' + models if models else ''}"
@@ -256,6 +258,17 @@ class WhyNotQuery:
                 override = self._scratch.avoidance_of(requirements, snapshot.zone(slot), snapshot.name(slot))
                 return {**facts, "override": override.metadata.name if override is not None else ""}
         return facts
+
+    def _label_command(self, slot: int) -> str:
+        """The command that gives the node the labels of the selector; empty if other rules refuse it too."""
+        snapshot, placement = self._scratch.snapshot, self._requirements.placement
+        if placement.expressions or placement.node_terms:
+            return ""
+        present = {key: column.at(slot) for key, column in snapshot.static.labels.items()}
+        wrong = {key: value for key, value in sorted(placement.node_selector.items()) if present.get(key) != value}
+        overwrite = "--overwrite " if any(present.get(key) is not None for key in wrong) else ""
+        labels = " ".join(f"{key}={value}" for key, value in wrong.items())
+        return f" (kubectl --context {snapshot.region} label {overwrite}node {snapshot.name(slot)} {labels})"
 
     def _amount_remedies(self, reason: Reason, slot: int) -> list[Remedy]:
         """Asks for less, frees the missing amounts, or adds a node; all resources of the reason together. The smaller

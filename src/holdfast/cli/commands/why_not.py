@@ -32,7 +32,7 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     """
     import msgspec
 
-    from holdfast.insight.what_if import explain_node
+    from holdfast.insight.what_if import explain_node, node_elsewhere
     from holdfast.platform.region_connections import connect_regions
 
     key = parse_tenant_name(replica, "REPLICA")
@@ -45,6 +45,10 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     verdict = explain_node(region, item, node)
     if verdict is None:
         step = f"holdfast get nodes --region {region.name}"
+        if elsewhere := node_elsewhere(regions.reachable, region, item, node):
+            workload = f"{key.namespace}/{item.spec.workload}"
+            step = f"holdfast explain {workload}, or list the region in spec.placement.regions of {workload}"
+            raise CommandError(f"{replica}: {elsewhere}", next_step=step)
         raise CommandError(f"node {node}: not found in region {region.name}, the region of the replica", next_step=step)
     if output == "json":
         print_json(msgspec.to_builtins(verdict))
