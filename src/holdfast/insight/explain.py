@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.fleet.spillover import max_regions, waits_for_room
+from holdfast.fleet.spillover import NO_MATCH_REASONS, max_regions, waits_for_room
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
@@ -136,6 +136,7 @@ def region_timelines(regions: RegionClients, key: Key) -> tuple[list[str], list[
     lines: list[str] = []
     timelines: list[Timeline] = []
     pending = {region.name: pending_requests(region, key) for region in regions.reachable}
+    lines += match_lines([p for found in pending.values() for p in found], regions.reachable)
     workload_wide_amounts([p.query for found in pending.values() for p in found if p.query is not None])
     for region in regions.reachable:
         replicas = [r for r in region.list_objects("Replica") if r.spec.workload == key.name]
@@ -182,19 +183,22 @@ def spillover_lines(workload: Workload, assignments: Sequence[Assignment]) -> li
     spillovers. The region is the one that `assign` has chosen, so explain promises no other move."""
     moves = workload.status.spillover or SpilloverStatus()
     awaited = {w.region for w in moves.pending}
-    full = [a.spec.region for a in assignments if waits_for_room(a) and a.spec.region not in awaited]
+    full = [a for a in assignments if waits_for_room(a) and a.spec.region not in awaited]
     return [
         *(
-            f"spillover: pending in full region {w.region} since {w.since} ({w.reason}); region {w.to} has room, "
-            f"replicas move there after {limits.SPILLOVER_AFTER_S:g} s"
-            if w.to
-            else f"spillover: pending in full region {w.region} since {w.since} ({w.reason}); replicas stay there: "
-            f"{_why_no_region(workload, assignments)}"
+            f"spillover: pending in {_region_text(w.region, (w.reason,))} since {w.since} ({w.reason}); "
+            + (
+                f"region {w.to} {_attraction(w.reason)}, replicas move there after {limits.SPILLOVER_AFTER_S:g} s"
+                if w.to
+                else f"replicas stay there: {_why_no_region(workload, assignments, (w.reason,))}"
+            )
             for w in moves.pending
         ),
         *(
-            f"spillover: none from full region {region}: {_why_no_region(workload, assignments)}"
-            for region in sorted(full)
+            f"spillover: none from {_region_text(a.spec.region, reasons).rstrip(',')}: "
+            f"{_why_no_region(workload, assignments, reasons)}"
+            for a in sorted(full, key=lambda a: a.spec.region)
+            for reasons in (tuple(p.reason for p in a.status.pending),)
         ),
         *(
             f"spillover: {left.replicas} replicas moved from {left.region} to {left.to} at {left.at} ({left.reason}"
@@ -204,7 +208,20 @@ def spillover_lines(workload: Workload, assignments: Sequence[Assignment]) -> li
     ]
 
 
-def _why_no_region(workload: Workload, assignments: Sequence[Assignment]) -> str:
+def _is_mismatch(reasons: Collection[str]) -> bool:
+    """Whether replicas wait because no node of their region matches, not because it is full."""
+    return bool(reasons) and all(reason in NO_MATCH_REASONS for reason in reasons)
+
+
+def _region_text(region: str, reasons: Collection[str]) -> str:
+    return f"region {region} (no node matches)" if _is_mismatch(reasons) else f"full region {region}"
+
+
+def _attraction(reason: str) -> str:
+    return "has placed all its replicas of the workload" if _is_mismatch((reason,)) else "has room"
+
+
+def _why_no_region(workload: Workload, assignments: Sequence[Assignment], reasons: Collection[str]) -> str:
     """The rule of the workload that keeps pending replicas in their region, or that no region has room."""
     rules, most = workload.spec.placement, max_regions(workload)
     used = sorted(a.spec.region for a in assignments if a.spec.replicas)
@@ -221,7 +238,33 @@ def _why_no_region(workload: Workload, assignments: Sequence[Assignment]) -> str
         if text
     ]
     allowed = f" that spec.placement allows ({'; '.join(named)})" if named else ""
+    if _is_mismatch(reasons):
+        return f"no other region{allowed} has placed all its replicas of the workload, with room and quota for more"
     return f"no other region{allowed} has room and quota for them now"
+
+
+def match_lines(requests: Sequence[PendingRequest], regions: Sequence[RegionClient]) -> list[str]:
+    """For replicas that no node of their region matches: the regions whose nodes match. The global cell does not know
+    the labels, taints and drivers of nodes, so only `spec.placement.regions` keeps replicas out of the others."""
+    lines = []
+    for pending in requests:
+        if not _is_mismatch([r.reason for r in pending.request.status.reasons]) or pending.query is None:
+            continue
+        name = pending.region.name
+        others = [
+            r.name
+            for r in regions
+            if r.name != name
+            and r.can_list_all_tenants()
+            and r.why_not_query(
+                r.requirements_of(pending.request, pending.request.spec.members, now_s()), now_s()
+            ).matching_nodes(NO_MATCH_REASONS)
+        ]
+        matched = f"nodes of {', '.join(others)} do; next: set spec.placement.regions: [{', '.join(others)}]"
+        lines.append(
+            f"no node of region {name} matches the workload: {matched if others else 'nor does one of another region'}"
+        )
+    return list(dict.fromkeys(lines))
 
 
 def workload_wide_amounts(queries: Collection[WhyNotQuery]) -> None:

@@ -6,7 +6,7 @@ the node with the fewest blockers is the nearest miss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -124,6 +124,14 @@ class WhyNotQuery:
                 else {}
             )
         return self._at_most
+
+    def matching_nodes(self, reasons: Collection[str]) -> int:
+        """Number of nodes that refuse the replica for none of these reasons."""
+        found = self._scratch.snapshot.static.has_node.copy()
+        for reason, refused in self._refusals:
+            if reason in reasons:
+                found &= ~refused
+        return int(found.sum())
 
     def ask_for_no_more(self, amounts: Mapping[str, int]) -> None:
         """Lowers the suggested amounts: other regions, where replicas of the workload wait too, have room for these."""
