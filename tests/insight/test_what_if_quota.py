@@ -10,6 +10,7 @@ from tests import factories
 from tests.authority.cell import TENANT
 from tests.rules.consumers import NOW, OTHER, REGION, WORKLOAD, Situation, StoredCell
 
+from holdfast.client.sync_api import ApiRefusal
 from holdfast.insight import what_if
 from holdfast.insight.region_clients import RegionClient, RegionClients
 from holdfast.insight.what_if import (
@@ -150,3 +151,30 @@ def test_why_not_says_which_region_has_the_node_and_why_the_replica_is_in_anothe
     said = node_elsewhere([region, other], region, replica, "n9")
     assert said.startswith(f"node n9 is in region {OTHER}; the replica is assigned to region {REGION}")
     assert node_elsewhere([region, other], region, replica, "n7") == ""
+
+
+class WithoutTenant(StoredCell):
+    def apply(self, document: dict[str, Any], plural: str, *, manager: str, dry_run: bool) -> None:
+        raise ApiRefusal("apply", status=404, reason="NotFound", why=f'namespaces "{TENANT}" not found')
+
+
+def test_tenant_and_quota_of_the_same_manifest_count_as_if_they_were_applied() -> None:
+    asked = Situation()
+    above: Any = WithoutTenant(factories.priority(), asked.region)
+    inside: Any = StoredCell(asked.node, asked.region)
+    manifest = ManifestWorkload(asked.workload(replicas=3), {})
+    regions = RegionClients(above, [RegionClient(inside, REGION)])
+    assert what_if_applied(regions, [manifest]).refused
+    found = what_if_applied(regions, [manifest], given=[asked.tenant, quota("2")])
+    assert not found.refused
+    assert [(bool(p.node), p.reason) for p in found.placings] == [(True, ""), (True, ""), (False, "QuotaExceeded")]
+
+
+def test_quota_of_the_manifest_replaces_the_stored_one() -> None:
+    asked = Situation()
+    above: Any = StoredCell(asked.tenant, factories.priority(), asked.region, quota("1"))
+    inside: Any = StoredCell(asked.node, asked.region)
+    manifest = ManifestWorkload(asked.workload(replicas=3), {})
+    for given, placed in (([], 1), ([quota("3")], 3)):
+        found = what_if_applied(RegionClients(above, [RegionClient(inside, REGION)]), [manifest], given=given)
+        assert sum(bool(p.node) for p in found.placings) == placed

@@ -14,7 +14,7 @@ from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, requ
 from holdfast.insight.why_not import WhyNotQuery
 from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
-from holdfast.model.lifecycle import stage
+from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import Key
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
@@ -39,9 +39,10 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
 
 def explanation_of(regions: RegionClients, key: Key) -> Explanation:
     """The explanation of a replica, or of the workload of that name."""
-    regions.learn_quota_need(key.namespace)
     found = regions.find_replica(key)
     if found is not None:
+        if stage(found[1]) is Stage.QUEUED:
+            regions.learn_quota_need(key.namespace)
         head, timelines = list[str](), [replica_timeline_of(found[0], found[1])]
     else:
         head, timelines = workload_timelines(regions, key)
@@ -98,6 +99,7 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
     workload: Workload = msgspec.convert(found[0], Workload)
     path = f"/apis/holdfast.dev/v1/namespaces/{key.namespace}/assignments"
     assignments = [msgspec.convert(a, Assignment) for a in list_all(regions.global_api, path, {})]
+    regions.learn_quota_need(key.namespace)
     lines = [
         f"workload {key.namespace}/{key.name}: generation {workload.metadata.generation}, {wanted_replicas(workload)} "
         f"desired replicas, priority {workload.spec.priority_class_name}, from {workload.metadata.creation_timestamp}"

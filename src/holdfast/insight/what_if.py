@@ -22,10 +22,11 @@ from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import API_VERSION, Key, Object
 from holdfast.model.node import Node
 from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
-from holdfast.model.quota import Grant
+from holdfast.model.quota import Grant, Quota
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRules
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.workload import Workload, default_workload, validate_workload, wanted_replicas
 from holdfast.model.writes import Create, Delete, Outcome, Update
@@ -136,9 +137,14 @@ def what_if_admitted(api: CellApi, manifests: Sequence[ManifestWorkload]) -> Wha
 
 
 def what_if_applied(
-    regions: RegionClients, manifests: Sequence[ManifestWorkload], *, rules: PolicyRules | None = None
+    regions: RegionClients,
+    manifests: Sequence[ManifestWorkload],
+    *,
+    given: Sequence[Tenant | Quota] = (),
+    rules: PolicyRules | None = None,
 ) -> WhatIfResult:
-    """Each workload as the global cell would assign it and the regions would place it, in order.
+    """Each workload as the global cell would assign it and the regions would place it, in order. Tenants and Quotas of
+    the same manifest (`given`) count as if they were stored.
 
     For a rollout, only its first step is shown.
     """
@@ -148,13 +154,15 @@ def what_if_applied(
         entry = BY_NAME[kind]
         for item in list_all(regions.global_api, f"/apis/holdfast.dev/v1/{entry.plural}", {}):
             view.put(msgspec.convert(item, entry.type))
+    created = _put_given(view, given)
     found: list[PlannedPlacement] = []
     removals: list[PlannedRemoval] = []
     changes: list[WorkloadChange] = []
     refused: list[RejectedChange] = []
     for manifest in manifests:
         submitted = manifest.workload
-        why = _admission(regions, manifest.document)
+        # The server cannot admit a workload of a tenant that it does not have yet.
+        why = _admission(regions, manifest.document) if submitted.metadata.namespace not in created else ""
         if why:
             refused.append(RejectedChange(str(submitted.key), why))
             continue
@@ -234,6 +242,20 @@ def unreachable_placement(assignment: Assignment) -> PlannedPlacement:
         reason="RegionNotHealthy",
         message=f"region {spec.region} is unreachable; it would get {spec.replicas} replica(s)",
     )
+
+
+def _put_given(view: Cache, given: Sequence[Tenant | Quota]) -> set[str]:
+    """Puts tenants and quotas into the view, as if they had been applied. Returns the tenants that are new."""
+    created = set()
+    for item in given:
+        name, tenant = item.metadata.name, item.metadata.namespace
+        stored = view.get(type(item), name, tenant)
+        if stored is not None:
+            put_planned(view, msgspec.structs.replace(stored, spec=item.spec))
+        else:
+            put_planned(view, item)
+            created |= {name} if isinstance(item, Tenant) else set()
+    return created
 
 
 def _admission(regions: RegionClients, document: dict[str, Any]) -> str:
@@ -333,6 +355,12 @@ def workloads_in(documents: Iterable[Any]) -> list[ManifestWorkload]:
     """The workloads of a manifest. Other kinds are ignored."""
     manifests = [d for d in documents if isinstance(d, dict) and d.get("kind") == "Workload"]
     return [ManifestWorkload(msgspec.convert(d, Workload), {"apiVersion": API_VERSION, **d}) for d in manifests]
+
+
+def tenant_objects_in(documents: Iterable[Any]) -> list[Tenant | Quota]:
+    """The tenants and quotas of a manifest, for `what_if_applied`."""
+    kinds: dict[str, type[Tenant | Quota]] = {"Tenant": Tenant, "Quota": Quota}
+    return [msgspec.convert(d, kinds[d["kind"]]) for d in documents if isinstance(d, dict) and d.get("kind") in kinds]
 
 
 def problems(workload: Workload) -> list[str]:
