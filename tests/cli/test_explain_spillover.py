@@ -82,6 +82,11 @@ def test_region_without_matching_nodes_is_not_called_full() -> None:
     assert "none from region east (no node matches): no other region has placed all its replicas" in line
 
 
+def test_region_without_quota_is_not_called_full() -> None:
+    (line,) = spillover_lines(workload(), [full(reason="QuotaExceeded")])
+    assert line.startswith("spillover: none from region east (no quota left): no other region has room and quota")
+
+
 def test_regions_with_matching_nodes_are_named_for_replicas_that_no_node_matches() -> None:
     rules = PlacementRules(node_selector={"disk": "ssd"})
     spec = SchedulingRequestSpec(
@@ -92,8 +97,11 @@ def test_regions_with_matching_nodes_are_named_for_replicas_that_no_node_matches
         placement=rules,
         members=(RequestMember("web-0", "u0"),),
     )
-    refusal = RefusalCount(reason=Reason.LABELS_DO_NOT_MATCH, nodes=1)
-    status = SchedulingRequestStatus(pending=1, reasons=(refusal,))
+    refused = (
+        RefusalCount(reason=Reason.LABELS_DO_NOT_MATCH, nodes=1),
+        RefusalCount(reason=Reason.TENANCY_VIOLATED, nodes=1),
+    )
+    status = SchedulingRequestStatus(pending=1, reasons=refused)
     request = SchedulingRequest(factories.meta("web", "acme"), spec, status)
     ssd = factories.node("n2")
     ssd = msgspec.structs.replace(ssd, metadata=msgspec.structs.replace(ssd.metadata, labels={"disk": "ssd"}))
@@ -106,5 +114,7 @@ def test_regions_with_matching_nodes_are_named_for_replicas_that_no_node_matches
     assert line == (
         "no node of region east matches the workload: nodes of west do; next: set spec.placement.regions: [west]"
     )
-    (line,) = match_lines(waits, [east])
+    other_tenant = msgspec.structs.replace(ssd, spec=msgspec.structs.replace(ssd.spec, tenant="bank"))
+    dedicated = RegionClient.holding("west", {**empty, "Node": [other_tenant]})
+    (line,) = match_lines(waits, [east, dedicated])
     assert line.endswith("nor does one of another region")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.fleet.spillover import NO_MATCH_REASONS, max_regions, waits_for_room
+from holdfast.fleet.spillover import NO_MATCH_REASONS, REGION_CAP_REASONS, max_regions, waits_for_room
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
@@ -16,6 +16,7 @@ from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import Key
+from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
 from holdfast.model.template import template_claims
@@ -25,6 +26,13 @@ from holdfast.model.workload import SpilloverStatus, Workload, wanted_replicas
 NOT_SERVING_STAGES = ("Reserved", "Bound", "Starting", "Running", "Failed", "Unknown")
 """Stages of a placed replica that does not serve. Each such replica gets a timeline."""
 TIMELINES_MAX = 10
+NO_CANDIDATE_REASONS = NO_MATCH_REASONS | {
+    Reason.RESIDENCY_VIOLATED,
+    Reason.TENANCY_VIOLATED,
+    Reason.ZONE_NOT_ALLOWED,
+    Reason.POOL_NOT_ALLOWED,
+}
+"""Reasons for which a node never takes replicas of the workload, however much is free on it."""
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="camel"):
@@ -216,7 +224,10 @@ def _is_mismatch(reasons: Collection[str]) -> bool:
 
 
 def _region_text(region: str, reasons: Collection[str]) -> str:
-    return f"region {region} (no node matches)" if _is_mismatch(reasons) else f"full region {region}"
+    if _is_mismatch(reasons):
+        return f"region {region} (no node matches)"
+    no_quota = bool(reasons) and all(reason in REGION_CAP_REASONS for reason in reasons)
+    return f"region {region} (no quota left)" if no_quota else f"full region {region}"
 
 
 def _attraction(reason: str) -> str:
@@ -245,12 +256,13 @@ def _why_no_region(workload: Workload, assignments: Sequence[Assignment], reason
     return f"no other region{allowed} has room and quota for them now"
 
 
-def match_lines(requests: Sequence[PendingRequest], regions: Sequence[RegionClient]) -> list[str]:
+def match_lines(requests: Sequence[WaitingRequest], regions: Sequence[RegionClient]) -> list[str]:
     """For replicas that no node of their region matches: the regions whose nodes match. The global cell does not know
     the labels, taints and drivers of nodes, so only `spec.placement.regions` keeps replicas out of the others."""
     lines = []
     for pending in requests:
-        if not _is_mismatch([r.reason for r in pending.request.status.reasons]) or pending.query is None:
+        first = [r.reason for r in pending.request.status.reasons[:1]]
+        if not _is_mismatch(first) or pending.query is None:
             continue
         name = pending.region.name
         others = [
@@ -260,7 +272,7 @@ def match_lines(requests: Sequence[PendingRequest], regions: Sequence[RegionClie
             and r.can_list_all_tenants()
             and r.why_not_query(
                 r.requirements_of(pending.request, pending.request.spec.members, now_s()), now_s()
-            ).matching_nodes(NO_MATCH_REASONS)
+            ).matching_nodes(NO_CANDIDATE_REASONS)
         ]
         matched = f"nodes of {', '.join(others)} do; next: set spec.placement.regions: [{', '.join(others)}]"
         lines.append(
@@ -281,7 +293,7 @@ def workload_wide_amounts(queries: Collection[WhyNotQuery]) -> None:
         query.ask_for_no_more(least)
 
 
-class PendingRequest(NamedTuple):
+class WaitingRequest(NamedTuple):
     """A pending request of a workload in one region. `query` is missing for a caller who may not list the region."""
 
     region: RegionClient
@@ -291,19 +303,19 @@ class PendingRequest(NamedTuple):
     queue_length: int = 0
 
 
-def pending_requests(region: RegionClient, key: Key) -> list[PendingRequest]:
+def pending_requests(region: RegionClient, key: Key) -> list[WaitingRequest]:
     """The workload's pending requests. Queue position and suggested fix are known only for a caller who may list the
     whole region."""
     if not region.can_list_all_tenants():
         queue = [r for r in region.list_objects("SchedulingRequest") if r.status.pending]
         return [
-            PendingRequest(region, r)
+            WaitingRequest(region, r)
             for r in queue
             if (r.metadata.namespace, r.spec.workload) == (key.namespace, key.name)
         ]
     queue = region.pending_requests(now_s())
     return [
-        PendingRequest(
+        WaitingRequest(
             region,
             request,
             region.why_not_query(region.requirements_of(request, region.unplaced_members(request), now_s()), now_s()),
@@ -315,7 +327,7 @@ def pending_requests(region: RegionClient, key: Key) -> list[PendingRequest]:
     ]
 
 
-def pending_timeline(pending: PendingRequest) -> Timeline:
+def pending_timeline(pending: WaitingRequest) -> Timeline:
     region, request = pending.region, pending.request
     decision = request.status.decision
     known = Evidence(

@@ -169,7 +169,9 @@ class WhyNotQuery:
             (add,) = BEYOND_NODES[Reason.NO_NODES]
             return SuggestedFix(add.text, reasons=(Reason.NO_NODES.value,), choices=(add,))
         nearest: dict[Effort, _NodeRemedy] = {}
-        for slot in np.flatnonzero(live).tolist():
+        foreign = next((refused for reason, refused in self._refusals if reason is Reason.TENANCY_VIOLATED), ~live)
+        # A node of another tenant is worth no change, unless there is no other node.
+        for slot in np.flatnonzero(live & ~foreign if (live & ~foreign).any() else live).tolist():
             blockers = [self._remedies(reason, slot) for reason, refused in self._refusals if refused[slot]]
             if not blockers:
                 return SuggestedFix("nothing: it fits now and is placed at the next attempt", snapshot.name(slot))

@@ -131,7 +131,7 @@ def refuse_other_policy(subjects: dict[str, str | None], policy: str) -> None:
             )
 
 
-def plan_manifests(state: str, regions: RegionClients, manifest: Manifest, rules: Any, output: str) -> int:
+def plan_manifests(state: str, regions: RegionClients, manifest: PlannedManifest, rules: Any, output: str) -> int:
     """Placements for those who may read the nodes; for a tenant, what the API would store or refuse."""
     from holdfast.client.sync_api import ApiRefusal
     from holdfast.insight.what_if import what_if_applied
@@ -171,14 +171,14 @@ def plan_rebalance(regions: RegionClients, name: str, output: str) -> int:
     return ExitCode.PLAN_CHANGES if found.moves and not found.stopped else ExitCode.OK
 
 
-class Manifest(NamedTuple):
+class PlannedManifest(NamedTuple):
     """The workloads of a file, and the tenants and quotas beside them, which count as the file gives them."""
 
     workloads: list[ManifestWorkload]
     given: list[Tenant | Quota]
 
 
-def read_manifest(path: str) -> Manifest:
+def read_manifest(path: str) -> PlannedManifest:
     import sys
 
     import msgspec
@@ -215,7 +215,7 @@ def read_manifest(path: str) -> Manifest:
             )
     if not found:
         raise CommandError(f"{path}: no Workload in the file", code=ExitCode.USAGE)
-    return Manifest(found, given)
+    return PlannedManifest(found, given)
 
 
 def print_what_if(output: str, outlook: WhatIfResult) -> int:

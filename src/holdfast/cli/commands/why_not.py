@@ -47,7 +47,7 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
         step = f"holdfast get nodes --region {region.name}"
         if elsewhere := node_elsewhere(regions.reachable, region, item, node):
             workload = f"{key.namespace}/{item.spec.workload}"
-            step = f"holdfast explain {workload}, or list the region in spec.placement.regions of {workload}"
+            step = f"holdfast explain {workload}, or list the node's region in spec.placement.regions of {workload}"
             raise CommandError(f"{replica}: {elsewhere}", next_step=step)
         raise CommandError(f"node {node}: not found in region {region.name}, the region of the replica", next_step=step)
     if output == "json":
