@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests import factories
 
-from holdfast.cli.commands.plan import as_text, print_what_if, read_workloads
+from holdfast.cli.commands.plan import as_text, print_what_if, read_manifest
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.insight.spec_diff import workload_change
 from holdfast.insight.what_if import PlannedPlacement, PlannedRemoval, RejectedChange, WhatIfResult
@@ -66,4 +66,28 @@ def test_invalid_yaml_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("a: [b")
     with pytest.raises(CommandError, match=r"not valid YAML .*expected ',' or '\]'"):
-        read_workloads(str(path))
+        read_manifest(str(path))
+
+
+def test_tenant_and_quota_of_the_file_are_read_beside_its_workloads(tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(
+        """
+kind: Tenant
+metadata: {name: lab}
+---
+kind: Quota
+metadata: {name: quota, namespace: lab}
+spec: {hard: {cpu: 2, memory: 2Gi}}
+---
+kind: Workload
+metadata: {name: big, namespace: lab}
+spec: {type: Service, replicas: 1, template: {command: [serve]}}
+"""
+    )
+    found = read_manifest(str(path))
+    assert [m.workload.metadata.name for m in found.workloads] == ["big"]
+    assert [type(item).__name__ for item in found.given] == ["Tenant", "Quota"]
+    path.write_text("kind: Quota\nmetadata: {name: quota}\nspec: {hard: [1]}")
+    with pytest.raises(CommandError, match="not a valid Tenant or Quota"):
+        read_manifest(str(path))

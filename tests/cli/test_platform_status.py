@@ -31,6 +31,16 @@ def test_workload_without_replicas_shows_its_pending_reason() -> None:
     assert workload_view(with_status(factories.workload(), summary=summary), []).reason == "eu-west: InsufficientCpu"
 
 
+def test_reason_of_waiting_replicas_comes_before_the_progress_of_the_rollout() -> None:
+    rollout = Condition(type="RolledOut", status="False", reason="RolloutProgressing", message="serving us-east 0/3")
+    message = "0 of 3 replicas serve; pending: 3 in us-east: InsufficientCpu (needs 64 cpu)"
+    serving = Condition(type="Serving", status="False", reason="NoneServing", message=message)
+    waits = Summary(regions=(RegionProgress(region="us-east", pending_reason="InsufficientCpu"),))
+    item = with_status(factories.workload(), conditions=(rollout, serving), summary=waits)
+    assert workload_view(item, []).reason == f"InsufficientCpu: {message}"
+    assert workload_view(with_status(item, conditions=(rollout,)), []).reason.startswith("RolloutProgressing: serving")
+
+
 def test_stuck_workload_differs_from_one_still_starting() -> None:
     """`up` waits for a starting workload, not for a stuck one."""
     item = factories.workload(replicas=1)

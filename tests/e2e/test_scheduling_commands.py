@@ -22,6 +22,22 @@ spec:
   placement: {regions: [us-east], nodeSelector: {disk: ssd}}
 """
 
+LAB = """
+apiVersion: holdfast.dev/v1
+kind: Tenant
+metadata: {name: lab}
+---
+apiVersion: holdfast.dev/v1
+kind: Quota
+metadata: {name: quota, namespace: lab}
+spec: {hard: {cpu: "2", memory: 2Gi}}
+---
+apiVersion: holdfast.dev/v1
+kind: Workload
+metadata: {name: many, namespace: lab}
+spec: {type: Service, replicas: 9, template: {command: [sleep, "1000"], resources: {cpu: 300m, memory: 64Mi}}}
+"""
+
 CRASHES = """
 apiVersion: holdfast.dev/v1
 kind: Workload
@@ -145,3 +161,29 @@ def test_tenant_user_sees_own_workloads_and_names_of_hidden_parts(state: Path) -
     assert "chose node" in output and "no action needed: serving" in output
     assert holdfast("explain", "search/search-indexer", "--state", str(kubeconfig), check=False).returncode == 7
     assert "nodes of us-east" in holdfast("status", "--state", str(kubeconfig)).stdout.splitlines()[-1]
+
+
+def test_the_raise_of_the_quota_that_explain_names_is_sufficient(state: Path) -> None:
+    manifest = state / "lab.yaml"
+    manifest.write_text(LAB)
+    planned = holdfast("plan", "-f", str(manifest), "--state", str(state), check=False)
+    assert planned.returncode == 4 and "would be refused" not in planned.stdout and "QuotaExceeded" in planned.stdout
+    kubectl = ["kubectl", "--kubeconfig", str(state / "kubeconfig")]
+    subprocess.run([*kubectl, "apply", "-f", str(manifest)], check=True, capture_output=True)
+
+    def named_raise() -> str:
+        output = json.loads(holdfast("explain", "lab/many", "--state", str(state), "-o", "json").stdout)
+        fixes = [timeline["suggestedFix"] for timeline in output["timelines"]]
+        return next((fix for fix in fixes if "raise the Quota of tenant lab by 700m cpu, to 2700m cpu" in fix), "")
+
+    wait_until(named_raise, "explain names the raise")
+    merge = json.dumps({"spec": {"hard": {"cpu": "2700m"}}})
+    subprocess.run(
+        [*kubectl, "-n", "lab", "patch", "quota", "quota", "--type=merge", "-p", merge], check=True, capture_output=True
+    )
+
+    def all_serve() -> bool:
+        output = json.loads(holdfast("status", "--state", str(state), "-o", "json").stdout)
+        return any(w["tenant"] == "lab" and w["serving"] == 9 for w in output["workloads"])
+
+    wait_until(all_serve, "all replicas serve after the raise")

@@ -68,10 +68,22 @@ def test_spillover_is_rechecked_while_replicas_are_pending() -> None:
         (Reason.QUOTA_EXCEEDED, "{east: {cpu: 500m}, north: {cpu: 1}, west: {cpu: 1}}", False),
         (Reason.INSUFFICIENT_CPU, "{north: {cpu: 1}, west: {cpu: 1}}", False),
         (Reason.GRANT_EXPIRED, "{east: {cpu: 500m}}", False),
-        (Reason.LABELS_DO_NOT_MATCH, "{}", False),
+        (Reason.SPREAD_VIOLATED, "{}", False),
+        (Reason.LABELS_DO_NOT_MATCH, "{}", True),
+        (Reason.LABELS_DO_NOT_MATCH, "{north: {cpu: 1}}", False),
         (Reason.NO_NODES, "{}", True),
     ],
-    ids=["capped here", "short as a whole", "capped everywhere", "others capped", "partitioned", "never", "no nodes"],
+    ids=[
+        "capped here",
+        "short as a whole",
+        "capped everywhere",
+        "others capped",
+        "partitioned",
+        "never",
+        "no match",
+        "no match, the other is capped",
+        "no nodes",
+    ],
 )
 def test_spillover_for_quota_needs_a_region_cap_and_respects_caps(
     reason: Reason, region_caps: str, moves: bool

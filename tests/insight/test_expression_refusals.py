@@ -71,7 +71,7 @@ def region() -> RegionClient:
 
 
 def test_why_not_names_each_expression_and_tells_which_fails() -> None:
-    query = WhyNotQuery(snapshot(), requirements_of(request()), RULES, 0.0, REVISION)
+    query = WhyNotQuery(snapshot(), requirements_of(request()), RULES, 0.0, policy=REVISION)
     found = query.explain_node("n1")
     assert found is not None
     (blocker,) = found.blockers
@@ -85,7 +85,7 @@ def test_region_query_names_the_active_revision_and_no_revision_of_a_file() -> N
 
 
 def test_matrix_of_a_decision_names_the_expression() -> None:
-    made = decision_matrix(snapshot(), requirements_of(request()), RULES, 0.0, REVISION)
+    made = decision_matrix(snapshot(), requirements_of(request()), RULES, 0.0, policy=REVISION)
     assert made.groups[0].message == f"{FALSE}; {FAILS}"
 
 

@@ -10,9 +10,17 @@ from tests import factories
 from tests.authority.cell import TENANT
 from tests.rules.consumers import NOW, OTHER, REGION, WORKLOAD, Situation, StoredCell
 
+from holdfast.client.sync_api import ApiRefusal
 from holdfast.insight import what_if
 from holdfast.insight.region_clients import RegionClient, RegionClients
-from holdfast.insight.what_if import ManifestWorkload, PlannedPlacement, explain_node, what_if_applied, what_if_drained
+from holdfast.insight.what_if import (
+    ManifestWorkload,
+    PlannedPlacement,
+    explain_node,
+    node_elsewhere,
+    what_if_applied,
+    what_if_drained,
+)
 from holdfast.model.assignment import AssignmentStatus
 from holdfast.model.grant_copy import GrantCopy, GrantCopySpec
 from holdfast.model.meta import Object
@@ -68,7 +76,10 @@ def test_plan_of_a_workload_beyond_its_quota_waits_for_quota_with_the_numbers() 
     assert first.node and second.node
     assert (third.node, third.reason) == ("", "QuotaExceeded")
     assert "cpu: available 500m, requested 1" in third.message
-    assert third.to_fit == f"ask for at most 500m cpu instead of 1; or: raise the Quota of tenant {TENANT} by 500m cpu"
+    assert third.to_fit == (
+        f"ask for at most 833m cpu instead of 1; or: raise the Quota of tenant {TENANT} by 500m cpu, to 3 cpu: "
+        "it then covers all 3 waiting replicas of the tenant"
+    )
 
 
 def test_plan_without_a_quota_waits_for_a_grant() -> None:
@@ -129,3 +140,41 @@ def test_why_not_names_the_quota_and_not_a_rank() -> None:
     assert found is not None and not found.feasible
     (blocker,) = found.blockers
     assert blocker.reason == "QuotaExceeded" and "available 500m, requested 1" in blocker.message
+
+
+def test_why_not_says_which_region_has_the_node_and_why_the_replica_is_in_another() -> None:
+    replica = bound_replica()
+    held = factories.assignment(WORKLOAD, REGION, namespace=TENANT, reason="1 of 1")
+    here: Any = StoredCell(Situation().node, replica, held)
+    there: Any = StoredCell(factories.node("n9"))
+    region, other = RegionClient(here, REGION), RegionClient(there, OTHER)
+    said = node_elsewhere([region, other], region, replica, "n9")
+    assert said.startswith(f"node n9 is in region {OTHER}; the replica is assigned to region {REGION}")
+    assert node_elsewhere([region, other], region, replica, "n7") == ""
+
+
+class WithoutTenant(StoredCell):
+    def apply(self, document: dict[str, Any], plural: str, *, manager: str, dry_run: bool) -> None:
+        raise ApiRefusal("apply", status=404, reason="NotFound", why=f'namespaces "{TENANT}" not found')
+
+
+def test_tenant_and_quota_of_the_same_manifest_count_as_if_they_were_applied() -> None:
+    asked = Situation()
+    above: Any = WithoutTenant(factories.priority(), asked.region)
+    inside: Any = StoredCell(asked.node, asked.region)
+    manifest = ManifestWorkload(asked.workload(replicas=3), {})
+    regions = RegionClients(above, [RegionClient(inside, REGION)])
+    assert what_if_applied(regions, [manifest]).refused
+    found = what_if_applied(regions, [manifest], given=[asked.tenant, quota("2")])
+    assert not found.refused
+    assert [(bool(p.node), p.reason) for p in found.placings] == [(True, ""), (True, ""), (False, "QuotaExceeded")]
+
+
+def test_quota_of_the_manifest_replaces_the_stored_one() -> None:
+    asked = Situation()
+    above: Any = StoredCell(asked.tenant, factories.priority(), asked.region, quota("1"))
+    inside: Any = StoredCell(asked.node, asked.region)
+    manifest = ManifestWorkload(asked.workload(replicas=3), {})
+    for given, placed in (([], 1), ([quota("3")], 3)):
+        found = what_if_applied(RegionClients(above, [RegionClient(inside, REGION)]), [manifest], given=given)
+        assert sum(bool(p.node) for p in found.placings) == placed

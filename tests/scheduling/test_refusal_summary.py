@@ -367,8 +367,17 @@ def test_pending_summary_and_decision_entries_name_first_reason() -> None:
     made = plan(build_snapshot("us-east", [NODE]), [too_large], PolicyRules(), 0, 1)
     (refused,) = made.request_plans
     summary = pending_summary(refused.refusals, 2)
-    assert summary == "2 replicas pending: 1 nodes InsufficientCpu (needs 9 cpu, best free 8 on node n1)"
+    assert summary == "2 replicas pending: 1 node InsufficientCpu (needs 9 cpu, best free 8 on node n1)"
     assert [e.reason for e in refused.decision_entries()] == [Reason.INSUFFICIENT_CPU] * 2
+
+
+def test_pending_summary_counts_no_nodes_for_a_reason_that_no_node_causes() -> None:
+    refusals = (
+        RefusalCount(reason=Reason.QUOTA_EXCEEDED, message="exceeds the quota"),
+        RefusalCount(reason=Reason.NODE_CORDONED, nodes=2),
+    )
+    summary = pending_summary(refusals, 1)
+    assert summary == "1 replica pending: QuotaExceeded (exceeds the quota); 2 nodes NodeCordoned"
 
 
 def test_retry_events_follow_refusal_reasons() -> None:

@@ -3,6 +3,8 @@
 - Only pending replicas move. Running replicas are never stopped.
 - Replicas move after SPILLOVER_AFTER_S, if the pending reason may not apply elsewhere and placement rules allow it.
 - Gangs, batch workloads and exclusive workloads are never split.
+- The global cell does not know the labels, taints and drivers of nodes. Replicas that no node of their region matches
+  move only to a region that has placed all its replicas of the same workload.
 - `spreadRegions`, quota caps and grants are respected.
 - The workload avoids the region it left for a growing time, so replicas do not oscillate between full regions.
 """
@@ -16,7 +18,7 @@ import msgspec
 from holdfast.fleet.capacity import RegionHeadroom, region_headroom
 from holdfast.fleet.grant_demand import demand_by_region, quota_demand
 from holdfast.model import limits
-from holdfast.model.assignment import Assignment, Purpose
+from holdfast.model.assignment import Assignment, Purpose, counts_desired_revision
 from holdfast.model.quantity import Amounts, amounts
 from holdfast.model.quota import Grant, Quota, grant_name
 from holdfast.model.reasons import Reason
@@ -61,6 +63,8 @@ NO_ROOM_REASONS = frozenset(
     }
 )
 """Reasons that mean that the region has no room. A report does not show whether another region fixes other reasons."""
+NO_MATCH_REASONS = frozenset({Reason.LABELS_DO_NOT_MATCH, Reason.TAINT_NOT_TOLERATED, Reason.DRIVER_MISSING})
+"""Reasons that another region certainly fixes only if it has placed replicas of the same template."""
 REGION_CAP_REASONS = frozenset({Reason.QUOTA_EXCEEDED, Reason.NO_GRANT})
 """Reasons that another region fixes only if the tenant's cap of this region is exhausted."""
 AVOIDANCE_RECORD_FACTOR = 8
@@ -81,13 +85,15 @@ class SpilloverDecision(msgspec.Struct, frozen=True):
 
 
 class _PendingShare(msgspec.Struct, frozen=True):
-    """`count` replicas of a region's share are pending; `whole` if that is the whole share."""
+    """`count` replicas of a region's share are pending; `whole` if that is the whole share. `proven` are the regions
+    that may take them, if no node here matches; None: any with room."""
 
     region: str
     reason: str
     message: str
     count: int
     whole: bool
+    proven: frozenset[str] | None = None
 
 
 def assigned_units(assignment: Assignment) -> int:
@@ -189,17 +195,36 @@ def _pending_shares(
         healthy = region is not None and region.status.health.state is HealthState.HEALTHY
         if not steady or not healthy or spec.suspended or not spec.replicas or item.metadata.terminating:
             continue
-        waits = _pending_share(item, view)
+        waits = _pending_share(
+            item, NO_ROOM_REASONS | REGION_CAP_REASONS if _is_capped(item, view) else NO_ROOM_REASONS
+        )
+        if waits is None and (proven := _proven_regions(workload, item, stored)):
+            waits = _pending_share(item, NO_MATCH_REASONS)
+            waits = msgspec.structs.replace(waits, proven=proven) if waits is not None else None
         if waits is not None and (waits.whole or not _must_stay_together(workload)):
             found.append(waits)
     return found
 
 
-def _pending_share(item: Assignment, view: View) -> _PendingShare | None:
-    """Replicas of an Assignment that are pending because the region is full. The surge of a rollout does not count."""
+def _proven_regions(workload: Workload, item: Assignment, stored: Sequence[Assignment]) -> frozenset[str]:
+    """Other regions that have placed all their replicas of the same template. A region that replicas left is none, for
+    as long as its record is kept, so that they do not move back and forth."""
+    block = workload.status.spillover
+    left = {row.region for row in block.avoided_regions} if block is not None else set()
+    return frozenset(
+        a.spec.region
+        for a in stored
+        if a.spec.region not in {item.spec.region, *left}
+        and a.spec.revision == item.spec.revision
+        and counts_desired_revision(a)
+        and a.status.bound >= a.status.replicas == a.status.updated == a.spec.replicas > 0
+    )
+
+
+def _pending_share(item: Assignment, reasons: Collection[str]) -> _PendingShare | None:
+    """Replicas of an Assignment that are pending for such reasons. The surge of a rollout does not count."""
     status = item.status
     kept = status.replicas - status.queued
-    reasons = NO_ROOM_REASONS | REGION_CAP_REASONS if _is_capped(item, view) else NO_ROOM_REASONS
     reported = [p for p in status.pending if p.reason in reasons]
     lacking = min(sum(p.count for p in reported), item.spec.replicas - kept)
     if not reported or lacking <= 0:
@@ -218,7 +243,8 @@ def _has_unplaced_replicas(item: Assignment) -> bool:
 def waits_for_room(assignment: Assignment) -> bool:
     """Whether the Assignment has pending replicas that another region might place."""
     return _has_unplaced_replicas(assignment) and any(
-        p.reason in NO_ROOM_REASONS or p.reason in REGION_CAP_REASONS for p in assignment.status.pending
+        p.reason in NO_ROOM_REASONS or p.reason in REGION_CAP_REASONS or p.reason in NO_MATCH_REASONS
+        for p in assignment.status.pending
     )
 
 
@@ -243,6 +269,8 @@ def _target(
     rooms: dict[str, RegionHeadroom] = {}
     for region in regions:
         name = region.metadata.name
+        if waits.proven is not None and name not in waits.proven:
+            continue
         if name == waits.region or name in left or (most and name not in used and len(used) >= most):
             continue
         room = region_headroom(region, workload, view)

@@ -17,7 +17,7 @@ from holdfast.foundation.exit_codes import CommandError
 from holdfast.insight.explain import Explanation, explanation_of
 from holdfast.insight.region_clients import ObjectNotFound, RegionClient, RegionClients
 from holdfast.insight.region_loss import region_loss
-from holdfast.insight.what_if import WhatIfResult, explain_node, problems, what_if_applied, workloads_in
+from holdfast.insight.what_if import WhatIfResult, explain_node, node_elsewhere, problems, what_if_applied, workloads_in
 from holdfast.insight.why_not import WhyNotResult
 from holdfast.model.errors import BadRequest, Invalid, NotFound
 from holdfast.model.meta import Key
@@ -37,9 +37,14 @@ def why_not(client: Holdfast, replica: str, node: str) -> WhyNotResult:
         found = regions.find_replica(key)
         if found is None:
             raise NotFound(f"replica {replica}: not found; next: holdfast get replicas -n {key.namespace}")
+        regions.learn_quota_need(key.namespace)
         result = explain_node(*found, node)
         if result is None:
             step = f"holdfast get nodes --region {found[0].name}"
+            if elsewhere := node_elsewhere(regions.reachable, *found, node):
+                raise NotFound(
+                    f"{replica}: {elsewhere}; next: holdfast explain {key.namespace}/{found[1].spec.workload}"
+                )
             raise NotFound(f"node {node}: not in region {found[0].name}, the region of the replica; next: {step}")
         return result
 

@@ -14,18 +14,22 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.client.sync_api import PAGES_MAX, ApiRefusal, CellApi
+from holdfast.controllers.cache import Cache
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.insight.planned_quota import planned_copies
+from holdfast.insight.quota_needs import QuotaNeed, quota_need
 from holdfast.insight.replay import SNAPSHOT_KINDS, NotReplayable, ReplayResult, ReplayState, replay, required_history
 from holdfast.insight.why_not import WhyNotQuery
 from holdfast.model.active_policy import ActivePolicy, active_policy
+from holdfast.model.assignment import Assignment
 from holdfast.model.decision import Decision
-from holdfast.model.kinds import BY_NAME
+from holdfast.model.kinds import BY_NAME, kind_of
 from holdfast.model.limits import LIST_PAGE_OBJECTS
 from holdfast.model.meta import Key, Object
 from holdfast.model.override import Override, has_emergency_quota
 from holdfast.model.quantity import Amounts
-from holdfast.model.quota import Grant
+from holdfast.model.quota import Grant, Quota
+from holdfast.model.region import Region
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRevision, PolicyRules
 from holdfast.model.scheduling_request import RequestMember, SchedulingRequest
@@ -36,6 +40,8 @@ from holdfast.scheduling.replica_requirements import ReplicaRequirements, requir
 from holdfast.scheduling.snapshot import Snapshot, SnapshotBuilder
 
 FORBIDDEN_STATUS, GONE_STATUS = 403, 410
+QUOTA_NEED_KINDS = (Quota, Grant, Assignment)
+"""Kinds of the tenant that `quota_need` reads, besides Region."""
 
 
 class RegionClient:
@@ -47,6 +53,8 @@ class RegionClient:
         self._tenant = tenant
         self._builder: SnapshotBuilder | None = None
         self._known: dict[tuple[str, int], list[Any]] = {}
+        self.quota_needs: dict[str, QuotaNeed | None] = {}
+        """What the Quotas of tenants lack in all regions, as far as the global cell was asked."""
 
     @classmethod
     def holding(cls, name: str, objects: Mapping[str, list[Any]]) -> RegionClient:
@@ -130,10 +138,11 @@ class RegionClient:
         return tuple(m for m in request.spec.members if not self.builder().has_claim(m.uid))
 
     def why_not_query(self, ask: ReplicaRequirements, now: float, rules: PolicyRules | None = None) -> WhyNotQuery:
-        if rules is not None:
-            return WhyNotQuery(self.snapshot(), ask, rules, now)
-        active = self.policy(now)
-        return WhyNotQuery(self.snapshot(), ask, active.rules, now, active.revision)
+        need, policy = self.quota_needs.get(ask.namespace), ""
+        if rules is None:
+            active = self.policy(now)
+            rules, policy = active.rules, active.revision
+        return WhyNotQuery(self.snapshot(), ask, rules, now, policy=policy, quota_need=need)
 
     def quota_headroom(self, tenant: str, now: float) -> Amounts | None:
         """The tenant's remaining quota in the region, as the scheduler estimates it."""
@@ -246,6 +255,21 @@ class RegionClients:
             known = ", ".join(r.name for r in self.all)
             raise CommandError(f"region {name}: not found (expected one of {known})", code=ExitCode.USAGE)
         return found
+
+    def learn_quota_need(self, tenant: str) -> None:
+        """Tells the regions what the tenant's Quota lacks; nothing if the caller may not read it, or cannot now."""
+        view = Cache()
+        try:
+            for kind in (Region, *QUOTA_NEED_KINDS):
+                entry = kind_of(kind)
+                inside = f"namespaces/{quote(tenant)}/" if entry.namespaced else ""
+                for item in list_all(self.global_api, f"/apis/holdfast.dev/v1/{inside}{entry.plural}", {}):
+                    view.put(msgspec.convert(item, entry.type))
+        except CommandError:
+            return
+        need = quota_need(view, tenant, now_s())
+        for region in self.all:
+            region.quota_needs[tenant] = need
 
     def find_replica(self, key: Key) -> tuple[RegionClient, Replica] | None:
         for region in self.reachable:

@@ -39,8 +39,10 @@ class Remedy(msgspec.Struct, frozen=True):
 
 ON_NODE: dict[str, tuple[Remedy, ...]] = {
     Reason.NODE_UNREACHABLE: (Remedy(Effort.OPERATOR, "restart the agent of node {node}"),),
-    Reason.NODE_CORDONED: (Remedy(Effort.OPERATOR, "uncordon node {node}", 0.1),),
-    Reason.NODE_DRAINING: (Remedy(Effort.OPERATOR, "end the drain of node {node}", 0.3),),
+    Reason.NODE_CORDONED: (Remedy(Effort.OPERATOR, "uncordon node {node} (holdfast node uncordon {node})", 0.1),),
+    Reason.NODE_DRAINING: (
+        Remedy(Effort.OPERATOR, "end the drain of node {node} (holdfast node uncordon {node})", 0.3),
+    ),
     Reason.NODE_TERMINATING: (Remedy(Effort.CAPACITY, "register node {node} again, or add another one"),),
     Reason.NODE_FENCED: (Remedy(Effort.WAIT, "wait until the agent of node {node} registers again"),),
     Reason.NODE_RECONCILING: (
@@ -74,7 +76,7 @@ ON_NODE: dict[str, tuple[Remedy, ...]] = {
     Reason.PORTS_EXHAUSTED: (Remedy(Effort.OPERATOR, "widen the port range of node {node}"),),
     Reason.LABELS_DO_NOT_MATCH: (
         Remedy(Effort.WORKLOAD, "relax spec.placement.nodeSelector", 0.3),
-        Remedy(Effort.OPERATOR, "label node {node} to match the selector", 0.2),
+        Remedy(Effort.OPERATOR, "label node {node} to match the selector{command}", 0.2),
     ),
     Reason.TAINT_NOT_TOLERATED: (
         Remedy(Effort.WORKLOAD, "tolerate the taint of node {node} in spec.placement.tolerations", 0.3),

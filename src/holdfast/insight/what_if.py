@@ -12,20 +12,22 @@ from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import assign
 from holdfast.insight.planned_quota import PLANNED_REVISION, planned_grants, put_planned
+from holdfast.insight.quota_needs import QuotaNeed, quota_need
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.spec_diff import WorkloadChange, workload_change
-from holdfast.insight.why_not import WhyNotQuery, WhyNotResult, suggestion
+from holdfast.insight.why_not import WhyNotResult, suggestion
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.binding import Binding
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import API_VERSION, Key, Object
 from holdfast.model.node import Node
 from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
-from holdfast.model.quota import Grant
+from holdfast.model.quota import Grant, Quota
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRules
 from holdfast.model.scheduling_request import SchedulingRequest
+from holdfast.model.tenant import Tenant
 from holdfast.model.view import View
 from holdfast.model.workload import Workload, default_workload, validate_workload, wanted_replicas
 from holdfast.model.writes import Create, Delete, Outcome, Update
@@ -93,12 +95,13 @@ class WhatIfResult(msgspec.Struct, frozen=True):
 
 class AppliedWorkload(msgspec.Struct, frozen=True):
     """What the global cell would do with one workload: its changed fields, the Assignments it would write, those it
-    would delete, the tenant's Grants for them, and why no region takes it, if none does."""
+    would delete, the tenant's Grants for them, what its Quota then lacks, and why no region takes it, if none does."""
 
     change: WorkloadChange
     assignments: tuple[Assignment, ...] = ()
     ended: tuple[Assignment, ...] = ()
     grants: tuple[Grant, ...] = ()
+    quota_need: QuotaNeed | None = None
     refused: PlannedPlacement | None = None
 
 
@@ -135,9 +138,14 @@ def what_if_admitted(api: CellApi, manifests: Sequence[ManifestWorkload]) -> Wha
 
 
 def what_if_applied(
-    regions: RegionClients, manifests: Sequence[ManifestWorkload], *, rules: PolicyRules | None = None
+    regions: RegionClients,
+    manifests: Sequence[ManifestWorkload],
+    *,
+    given: Sequence[Tenant | Quota] = (),
+    rules: PolicyRules | None = None,
 ) -> WhatIfResult:
-    """Each workload as the global cell would assign it and the regions would place it, in order.
+    """Each workload as the global cell would assign it and the regions would place it, in order. Tenants and Quotas of
+    the same manifest (`given`) count as if they were stored.
 
     For a rollout, only its first step is shown.
     """
@@ -147,13 +155,15 @@ def what_if_applied(
         entry = BY_NAME[kind]
         for item in list_all(regions.global_api, f"/apis/holdfast.dev/v1/{entry.plural}", {}):
             view.put(msgspec.convert(item, entry.type))
+    created = _put_given(view, given)
     found: list[PlannedPlacement] = []
     removals: list[PlannedRemoval] = []
     changes: list[WorkloadChange] = []
     refused: list[RejectedChange] = []
     for manifest in manifests:
         submitted = manifest.workload
-        why = _admission(regions, manifest.document)
+        # The server cannot admit a workload of a tenant that it does not have yet.
+        why = _admission(regions, manifest.document) if submitted.metadata.namespace not in created else ""
         if why:
             refused.append(RejectedChange(str(submitted.key), why))
             continue
@@ -166,6 +176,7 @@ def what_if_applied(
             ended = [a.key for a in applied.ended if a.spec.region == name]
             region = next((r for r in regions.reachable if r.name == name), None)
             if region is not None:
+                region.quota_needs[submitted.metadata.namespace] = applied.quota_need
                 outcome = planned_in_region(region, wanted, ended, now, rules=rules, grants=applied.grants)
                 found += outcome.placings
                 removals += outcome.removals
@@ -192,11 +203,13 @@ def apply_to_view(view: Cache, submitted: Workload, now: float) -> AppliedWorklo
         put_planned(view, assignment)
     for key in deleted:
         view.remove(Assignment, key, PLANNED_REVISION * 2)
+    tenant = workload.metadata.namespace
     return AppliedWorkload(
         change=workload_change(defaulted, stored),
         assignments=assignments,
         ended=tuple(a for a in held if a.key in deleted),
-        grants=planned_grants(view, workload.metadata.namespace, now),
+        grants=planned_grants(view, tenant, now),
+        quota_need=quota_need(view, tenant, now),
         refused=_no_region(workload, view.list(BY_NAME["Region"].type)) if nowhere else None,
     )
 
@@ -230,6 +243,20 @@ def unreachable_placement(assignment: Assignment) -> PlannedPlacement:
         reason="RegionNotHealthy",
         message=f"region {spec.region} is unreachable; it would get {spec.replicas} replica(s)",
     )
+
+
+def _put_given(view: Cache, given: Sequence[Tenant | Quota]) -> set[str]:
+    """Puts tenants and quotas into the view, as if they had been applied. Returns the tenants that are new."""
+    created = set()
+    for item in given:
+        name, tenant = item.metadata.name, item.metadata.namespace
+        stored = view.get(type(item), name, tenant)
+        if stored is not None:
+            put_planned(view, msgspec.structs.replace(stored, spec=item.spec))
+        else:
+            put_planned(view, item)
+            created |= {name} if isinstance(item, Tenant) else set()
+    return created
 
 
 def _admission(regions: RegionClients, document: dict[str, Any]) -> str:
@@ -331,6 +358,12 @@ def workloads_in(documents: Iterable[Any]) -> list[ManifestWorkload]:
     return [ManifestWorkload(msgspec.convert(d, Workload), {"apiVersion": API_VERSION, **d}) for d in manifests]
 
 
+def tenant_objects_in(documents: Iterable[Any]) -> list[Tenant | Quota]:
+    """The tenants and quotas of a manifest, for `what_if_applied`."""
+    kinds: dict[str, type[Tenant | Quota]] = {"Tenant": Tenant, "Quota": Quota}
+    return [msgspec.convert(d, kinds[d["kind"]]) for d in documents if isinstance(d, dict) and d.get("kind") in kinds]
+
+
 def problems(workload: Workload) -> list[str]:
     return [f"{c.field}: {c.message}" for c in validate_workload(default_workload(workload), None)]
 
@@ -402,8 +435,7 @@ def _planned(
     """Plans one request and assumes its claims, so that the next request sees them."""
     from holdfast.scheduling.snapshot import ClaimKey
 
-    active = region.policy(now)
-    used = rules or active.rules
+    used = rules or region.policy(now).rules
     members = tuple(m for m in request.spec.members if not region.builder().has_claim(m.uid))
     requirements = region.requirements_of(request, members, now)
     snapshot = region.snapshot()
@@ -419,7 +451,7 @@ def _planned(
     if request_plan.unplaced:
         main = request_plan.refusals[0] if request_plan.refusals else None
         next_member = region.requirements_of(request, request_plan.unplaced[:1], now)
-        query = WhyNotQuery(region.snapshot(), next_member, used, now, "" if rules else active.revision)
+        query = region.why_not_query(next_member, now, rules)
         fix, message = query.suggested_fix(), main.message if main else ""
         if main is not None and main.reason == Reason.EXPRESSION_REFUSED:
             message = query.expression_refusal() or message
@@ -449,3 +481,14 @@ def explain_node(region: RegionClient, replica: Replica, node: str) -> WhyNotRes
                 region.builder().delete(claim)
     request, now = request_for(replica, attempt=placement.attempt), now_s()
     return region.why_not_query(region.requirements_of(request, request.spec.members, now), now).explain_node(node)
+
+
+def node_elsewhere(regions: Iterable[RegionClient], region: RegionClient, replica: Replica, node: str) -> str:
+    """Why a node of another region is no candidate for the replica: the region is chosen before any node. Empty if no
+    other region has the node."""
+    other = next((r for r in regions if r.name != region.name and r.get_object("Node", Key("", node))), None)
+    if other is None:
+        return ""
+    found: Assignment | None = region.get_object("Assignment", Key(replica.metadata.namespace, replica.spec.assignment))
+    why = f" ({found.spec.reason})" if found is not None and found.spec.reason else ""
+    return f"node {node} is in region {other.name}; the replica is assigned to region {region.name}{why}"

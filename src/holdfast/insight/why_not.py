@@ -6,13 +6,15 @@ the node with the fewest blockers is the nearest miss.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from holdfast.insight.expression_refusals import expression_refusal_text
+from holdfast.insight.fitting_amounts import fitting_amounts, rounded_down
+from holdfast.insight.quota_needs import QuotaNeed
 from holdfast.insight.remedies import BEYOND_NODES, ON_NODE, Effort, Remedy, as_choice, cluster_level_remedies, in_order
 from holdfast.model.decision import ScoreComponent
 from holdfast.model.quantity import GPU, amount_text
@@ -76,10 +78,18 @@ class _NodeRemedy(NamedTuple):
 
 class WhyNotQuery:
     """One replica's requirements against one snapshot. Runs every filter once. The tenant's quota counts if the
-    requirements know its headroom; it refuses every node alike. `policy` names the revision of the rules."""
+    requirements know its headroom; it refuses every node alike. `policy` names the revision of the rules. `quota_need`
+    is what the Quota lacks in all regions; it is known only where the global cell's objects are."""
 
     def __init__(
-        self, snapshot: Snapshot, requirements: ReplicaRequirements, rules: PolicyRules, now: float, policy: str = ""
+        self,
+        snapshot: Snapshot,
+        requirements: ReplicaRequirements,
+        rules: PolicyRules,
+        now: float,
+        *,
+        policy: str = "",
+        quota_need: QuotaNeed | None = None,
     ) -> None:
         if template_claims(requirements.template) and requirements.members:
             requirements = for_member(requirements, requirements.members[0], snapshot.volumes)
@@ -87,6 +97,9 @@ class WhyNotQuery:
         self._requirements = requirements
         self._rules = rules
         self._policy = policy
+        self._quota_need = quota_need
+        self._now = now
+        self._at_most: dict[str, int] | None = None
         self._eligible = filters.eligible_nodes(self._scratch, requirements, rules)
         self._skew = filters.skew_of(self._scratch, requirements, rules, self._eligible)
         self._refusals: list[Refusal] = self._without_duplicate_gpus(
@@ -95,6 +108,38 @@ class WhyNotQuery:
         if not affordable_members(requirements):
             refusal = Reason(headroom_refusal(requirements).reason)  # type: ignore[call-arg]
             self._refusals.insert(0, (refusal, snapshot.static.has_node.copy()))
+
+    def fitting_amounts(self) -> dict[str, int]:
+        """The largest amounts per replica with which all waiting members fit now, of the resources that nodes lack;
+        empty if no smaller request is sufficient."""
+        if self._at_most is None:
+            usable = self._scratch.snapshot.static.has_node.copy()
+            for reason, refused in self._refusals:
+                if reason not in {*resources.REASONS, Reason.QUOTA_EXCEEDED, Reason.NO_GRANT}:
+                    usable &= ~refused
+            refusing = {reason for reason, refused in self._refusals if (refused & usable).any()}
+            lacking = [name for name in self._requirements.amounts if resources.reason_for(name) in refusing]
+            self._at_most = (
+                fitting_amounts(
+                    self._scratch, self._requirements, self._rules, self._now, usable=usable, lacking=lacking
+                )
+                if lacking
+                else {}
+            )
+        return self._at_most
+
+    def matching_nodes(self, reasons: Collection[str]) -> int:
+        """Number of nodes that refuse the replica for none of these reasons."""
+        found = self._scratch.snapshot.static.has_node.copy()
+        for reason, refused in self._refusals:
+            if reason in reasons:
+                found &= ~refused
+        return int(found.sum())
+
+    def ask_for_no_more(self, amounts: Mapping[str, int]) -> None:
+        """Lowers the suggested amounts: other regions, where replicas of the workload wait too, have room for these."""
+        own = self.fitting_amounts()
+        self._at_most = {name: min(amount, amounts.get(name, amount)) for name, amount in own.items()}
 
     def _without_duplicate_gpus(self, found: list[Refusal]) -> list[Refusal]:
         """Drops the resource refusal of missing GPUs where a device refusal explains it better."""
@@ -132,7 +177,9 @@ class WhyNotQuery:
             (add,) = BEYOND_NODES[Reason.NO_NODES]
             return SuggestedFix(add.text, reasons=(Reason.NO_NODES.value,), choices=(add,))
         nearest: dict[Effort, _NodeRemedy] = {}
-        for slot in np.flatnonzero(live).tolist():
+        foreign = next((refused for reason, refused in self._refusals if reason is Reason.TENANCY_VIOLATED), ~live)
+        # A node of another tenant is worth no change, unless there is no other node.
+        for slot in np.flatnonzero(live & ~foreign if (live & ~foreign).any() else live).tolist():
             blockers = [self._remedies(reason, slot) for reason, refused in self._refusals if refused[slot]]
             if not blockers:
                 return SuggestedFix("nothing: it fits now and is placed at the next attempt", snapshot.name(slot))
@@ -216,6 +263,8 @@ class WhyNotQuery:
         snapshot, requirements = self._scratch.snapshot, self._requirements
         facts = {"node": snapshot.name(slot), "region": snapshot.region, "tenant": requirements.namespace}
         match reason:
+            case Reason.LABELS_DO_NOT_MATCH:
+                return {**facts, "command": self._label_command(slot)}
             case Reason.INSUFFICIENT_DEVICES:
                 models = " or ".join(requirements.template.gpu_models)
                 gpus = f"{amount_text(GPU, requirements.gpu_milli)} gpu{' of model ' + models if models else ''}"
@@ -231,42 +280,82 @@ class WhyNotQuery:
                 return {**facts, "override": override.metadata.name if override is not None else ""}
         return facts
 
+    def _label_command(self, slot: int) -> str:
+        """The command that gives the node the labels of the selector; empty if other rules refuse it too."""
+        snapshot, placement = self._scratch.snapshot, self._requirements.placement
+        if placement.expressions or placement.node_terms:
+            return ""
+        present = {key: column.at(slot) for key, column in snapshot.static.labels.items()}
+        wrong = {key: value for key, value in sorted(placement.node_selector.items()) if present.get(key) != value}
+        overwrite = "--overwrite " if any(present.get(key) is not None for key in wrong) else ""
+        labels = " ".join(f"{key}={value}" for key, value in wrong.items())
+        return f" (kubectl --context {snapshot.region} label {overwrite}node {snapshot.name(slot)} {labels})"
+
     def _amount_remedies(self, reason: Reason, slot: int) -> list[Remedy]:
-        """Asks for less, frees the missing amounts, or adds a node; all resources of the reason together."""
+        """Asks for less, frees the missing amounts, or adds a node; all resources of the reason together. The smaller
+        request fits now, for all members; what the empty node could hold is said beside it."""
         snapshot, requirements = self._scratch.snapshot, self._requirements
         node = snapshot.name(slot)
+        members = len(requirements.members)
         less, freed, larger, cut, freed_part = [], [], [], 0.0, 0.0
         for resource, amount in requirements.amounts.items():
-            free = int(resources.free_of(self._scratch, requirements, resource)[slot])
+            free = max(0, int(resources.free_of(self._scratch, requirements, resource)[slot]))
             if resources.reason_for(resource) is not reason or free >= amount:
                 continue
             row = snapshot.resources.get(resource)
             capacity = int(snapshot.capacity[row, slot]) if row is not None else 0
-            usable = min(capacity, max(0, free)) if capacity >= amount else capacity
             larger += [f"{amount_text(resource, amount)} {resource}"] if capacity < amount else []
-            cut = max(cut, (amount - usable) / amount)
-            less.append(f"{amount_text(resource, usable)} {resource} instead of {amount_text(resource, amount)}")
-            freed.append(f"{amount_text(resource, amount - max(0, free))} {resource}")
-            freed_part = max(freed_part, (amount - max(0, free)) / max(1, capacity))
+            fits = self._fitting_amount(resource, slot, free)
+            cut = max(cut, (amount - fits) / amount)
+            whole = f" (node {node} has {amount_text(resource, capacity)} in all)" if fits < capacity < amount else ""
+            less.append(f"{amount_text(resource, fits)} {resource} instead of {amount_text(resource, amount)}{whole}")
+            freed.append(f"{amount_text(resource, amount - free)} {resource}")
+            freed_part = max(freed_part, (amount - free) / max(1, capacity))
         found = [asking_for_less(less, cut)] if cut < 1 else []
         if larger:
-            text = f"add a node with {' and '.join(larger)} (node {node} is the nearest)"
-            return [*found, Remedy(Effort.CAPACITY, text, 1.0)]
-        return [*found, Remedy(Effort.CAPACITY, f"free {' and '.join(freed)} on node {node}", min(0.99, freed_part))]
+            nodes = (
+                f"nodes with {' and '.join(larger)} for each of {members} replicas"
+                if members > 1
+                else (f"a node with {' and '.join(larger)}")
+            )
+            return [*found, Remedy(Effort.CAPACITY, f"add {nodes} (node {node} is the nearest)", 1.0)]
+        first = f", for the first of {members} replicas" if members > 1 else ""
+        text = f"free {' and '.join(freed)} on node {node}{first}"
+        return [*found, Remedy(Effort.CAPACITY, text, min(0.99, freed_part))]
+
+    def _fitting_amount(self, resource: str, slot: int, free: int) -> int:
+        """What each member may request of a resource that the node lacks; 0 if no smaller request is sufficient. If the
+        node refuses the members for other reasons as well, they would all have to fit there."""
+        members = len(self._requirements.members)
+        if members > 1 and self._lacks_only_amounts(slot):
+            fits = self.fitting_amounts().get(resource, 0)
+            return fits if fits < self._requirements.amounts[resource] else 0
+        fits = rounded_down(resource, free // max(1, members))
+        return min(fits, (self._at_most or {}).get(resource, fits))
+
+    def _lacks_only_amounts(self, slot: int) -> bool:
+        others = {reason for reason, refused in self._refusals if refused[slot]} - resources.REASONS
+        return not others - {Reason.QUOTA_EXCEEDED, Reason.NO_GRANT}
 
     def _quota_remedies(self) -> list[Remedy]:
-        """Asks for what the tenant's grant still covers, or raises the Quota by what is missing."""
-        requirements, available = self._requirements, self._requirements.quota_headroom or {}
-        missing = {n: a - available.get(n, 0) for n, a in requirements.amounts.items() if a > available.get(n, 0)}
+        """Raises the Quota until it covers all that waits of the tenant, or asks for what it covers for each replica.
+        Where only this region is known, no amount is named: other replicas of the tenant might take it."""
+        requirements, need = self._requirements, self._quota_need
         stop, quota = cluster_level_remedies(Reason.QUOTA_EXCEEDED, requirements.namespace)
-        by = " and ".join(f"{amount_text(name, amount)} {name}" for name, amount in missing.items())
-        found = [stop, msgspec.structs.replace(quota, text=f"{quota.text} by {by}")]
-        cut = max((short / requirements.amounts[name] for name, short in missing.items()), default=1.0)
-        if cut < 1:
-            less = [
-                f"{amount_text(n, available.get(n, 0))} {n} instead of {amount_text(n, requirements.amounts[n])}"
-                for n in missing
-            ]
+        if need is None or self._scratch.snapshot.region in need.unreachable:
+            return [stop, quota]
+        text = need.raise_text()
+        if not text:
+            known = f"nothing: the Quota of tenant {need.tenant} covers it, and the region's grant follows"
+            return [Remedy(Effort.WAIT, known, 0.0)]
+        share = need.shares.get(requirements.workload, {})
+        missing = {n: a for n, a in requirements.amounts.items() if n in need.missing and share.get(n, 0) < a}
+        found = [msgspec.structs.replace(quota, text=text)]
+        if stopped := need.stop_text(requirements.workload):
+            found.append(msgspec.structs.replace(stop, text=stopped))
+        if missing and all(share.get(name) for name in missing) and not need.missing.keys() - requirements.amounts:
+            cut = max((amount - share[name]) / amount for name, amount in missing.items())
+            less = [f"{amount_text(n, share[n])} {n} instead of {amount_text(n, a)}" for n, a in missing.items()]
             found.append(asking_for_less(less, cut))
         return found
 

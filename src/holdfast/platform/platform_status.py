@@ -264,10 +264,13 @@ def is_unassignable(workload: Workload) -> bool:
 
 
 def pending_reason(workload: Workload) -> str:
-    """The condition that explains why not all replicas serve, else the first region's pending reason."""
-    for condition in workload.status.conditions:
-        if condition.status != "True" and condition.message:
-            return f"{condition.reason}: {condition.message}"
+    """Why not all replicas serve: the condition that says so, led by the reason for which replicas wait. The progress
+    of a rollout comes last, as it follows from the others."""
+    waits = [p.pending_reason for p in workload.status.summary.regions if p.pending_reason]
+    unmet = [c for c in workload.status.conditions if c.status != "True" and c.message]
+    for condition in sorted(unmet, key=lambda c: c.type == "RolledOut"):
+        found = ", ".join(dict.fromkeys(waits)) if condition.type == "Serving" else ""
+        return f"{found or condition.reason}: {condition.message}"
     for progress in workload.status.summary.regions:
         if progress.pending_reason:
             return f"{progress.region}: {progress.pending_reason}"

@@ -100,8 +100,14 @@ def refusal_counts(
 
 
 def pending_summary(refusals: Iterable[RefusalCount], pending: int) -> str:
-    """One line for an event: number of pending replicas, and the reasons with their counts."""
-    parts = [f"{r.nodes} nodes {r.reason}" + (f" ({r.message})" if r.message else "") for r in refusals]
+    """One line for an event: number of pending replicas, and the reasons with their node counts. A reason that no node
+    causes, such as a used-up quota, has no count."""
+    parts = [
+        (f"{r.nodes} node{'s' if r.nodes != 1 else ''} " if r.nodes else "")
+        + r.reason
+        + (f" ({r.message})" if r.message else "")
+        for r in refusals
+    ]
     return f"{pending} replica{'s' if pending != 1 else ''} pending: " + ("; ".join(parts) or "no reason known")
 
 

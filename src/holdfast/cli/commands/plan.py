@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -14,6 +14,8 @@ from holdfast.platform.output import print_json, print_note, table
 if TYPE_CHECKING:
     from holdfast.insight.region_clients import RegionClients
     from holdfast.insight.what_if import ManifestWorkload, WhatIfResult
+    from holdfast.model.quota import Quota
+    from holdfast.model.tenant import Tenant
 
 
 @click.command()
@@ -72,7 +74,8 @@ def plan(
 
     Runs the platform's own assign, replicate and planning functions on a copy of its state. With --policy alone, the
     last decisions are repeated under that policy and the differences are listed. Of a rollout only the first step is
-    shown, because later steps depend on replicas that serve. With -f, quota counts as the platform would divide it
+    shown, because later steps depend on replicas that serve. With -f, a Tenant and a Quota in the same file count as if
+    they were applied, other kinds beside Workloads do not, and quota counts as the platform would divide it
     after the change: replicas that exceed it stay pending with QuotaExceeded. With a tenant's token, -f shows what
     would be stored or refused, without placements.
 
@@ -102,7 +105,7 @@ def plan(
     if rebalance is not None:
         return plan_rebalance(regions, rebalance, output)
     if file is not None:
-        return plan_manifests(state, regions, read_workloads(file), rules, output)
+        return plan_manifests(state, regions, read_manifest(file), rules, output)
     if drain is not None:
         from holdfast.insight.what_if import WhatIfResult, what_if_drained
         from holdfast.model.meta import Key
@@ -128,22 +131,20 @@ def refuse_other_policy(subjects: dict[str, str | None], policy: str) -> None:
             )
 
 
-def plan_manifests(
-    state: str, regions: RegionClients, manifests: list[ManifestWorkload], rules: Any, output: str
-) -> int:
+def plan_manifests(state: str, regions: RegionClients, manifest: PlannedManifest, rules: Any, output: str) -> int:
     """Placements for those who may read the nodes; for a tenant, what the API would store or refuse."""
     from holdfast.client.sync_api import ApiRefusal
     from holdfast.insight.what_if import what_if_applied
     from holdfast.platform.caller_tenants import tenants_of
 
     try:
-        return print_what_if(output, what_if_applied(regions, manifests, rules=rules))
+        return print_what_if(output, what_if_applied(regions, manifest.workloads, given=manifest.given, rules=rules))
     except ApiRefusal as refusal:
         if refusal.code is not ExitCode.DENIED or not tenants_of(regions.global_api):
             raise
     from holdfast.insight.what_if import what_if_admitted
 
-    found = what_if_admitted(regions.global_api, manifests)
+    found = what_if_admitted(regions.global_api, manifest.workloads)
     code = print_what_if(output, found)
     if output == "text" and not found.refused:
         print_note("placements are not shown: your token may not read the nodes of other tenants")
@@ -170,13 +171,20 @@ def plan_rebalance(regions: RegionClients, name: str, output: str) -> int:
     return ExitCode.PLAN_CHANGES if found.moves and not found.stopped else ExitCode.OK
 
 
-def read_workloads(path: str) -> list[ManifestWorkload]:
+class PlannedManifest(NamedTuple):
+    """The workloads of a file, and the tenants and quotas beside them, which count as the file gives them."""
+
+    workloads: list[ManifestWorkload]
+    given: list[Tenant | Quota]
+
+
+def read_manifest(path: str) -> PlannedManifest:
     import sys
 
     import msgspec
     import yaml
 
-    from holdfast.insight.what_if import problems, workloads_in
+    from holdfast.insight.what_if import problems, tenant_objects_in, workloads_in
 
     try:
         if path == "-":
@@ -194,6 +202,10 @@ def read_workloads(path: str) -> list[ManifestWorkload]:
         found = workloads_in(documents)
     except msgspec.ValidationError as wrong:
         raise CommandError(f"{path}: not a valid Workload ({wrong})", next_step="edit the file") from wrong
+    try:
+        given = tenant_objects_in(documents)
+    except msgspec.ValidationError as wrong:
+        raise CommandError(f"{path}: not a valid Tenant or Quota ({wrong})", next_step="edit the file") from wrong
     for manifest in found:
         wrong_fields = problems(manifest.workload)
         if wrong_fields:
@@ -203,7 +215,7 @@ def read_workloads(path: str) -> list[ManifestWorkload]:
             )
     if not found:
         raise CommandError(f"{path}: no Workload in the file", code=ExitCode.USAGE)
-    return found
+    return PlannedManifest(found, given)
 
 
 def print_what_if(output: str, outlook: WhatIfResult) -> int:

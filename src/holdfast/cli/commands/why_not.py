@@ -32,7 +32,7 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     """
     import msgspec
 
-    from holdfast.insight.what_if import explain_node
+    from holdfast.insight.what_if import explain_node, node_elsewhere
     from holdfast.platform.region_connections import connect_regions
 
     key = parse_tenant_name(replica, "REPLICA")
@@ -41,9 +41,14 @@ def why_not(replica: str, node: str, state: str, output: str) -> int:
     if found is None:
         regions.raise_not_found(f"replica {replica}: not found", next_step=f"holdfast get replicas -n {key.namespace}")
     region, item = found
+    regions.learn_quota_need(key.namespace)
     verdict = explain_node(region, item, node)
     if verdict is None:
         step = f"holdfast get nodes --region {region.name}"
+        if elsewhere := node_elsewhere(regions.reachable, region, item, node):
+            workload = f"{key.namespace}/{item.spec.workload}"
+            step = f"holdfast explain {workload}, or list the node's region in spec.placement.regions of {workload}"
+            raise CommandError(f"{replica}: {elsewhere}", next_step=step)
         raise CommandError(f"node {node}: not found in region {region.name}, the region of the replica", next_step=step)
     if output == "json":
         print_json(msgspec.to_builtins(verdict))
