@@ -7,10 +7,12 @@ Without root there is one machine: loopback, with a directory per role.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shlex
 import shutil
 import signal
+import string
 import subprocess
 import sys
 import time
@@ -241,9 +243,12 @@ class Fleet:
 
 
 class NamespaceFleet(Fleet):
+    _letters = itertools.cycle(string.ascii_lowercase)
+    """Names of a fleet are its own: the kernel removes the interfaces of the last one after its namespaces."""
+
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.prefix = f"hf{os.getpid() % 100000}"
+        self.prefix = f"hf{os.getpid() % 100000}{next(self._letters)}"
         self.bridge = f"{self.prefix}b"
         self.shapes_traffic = False
         """Whether machines that are added get delay and loss: 5 to 12 ms and 0.25 to 0.5 % each way."""
