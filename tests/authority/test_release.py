@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.authority.cell import TENANT, WHO, Cell
+from tests.expected import present
 
+from holdfast.gate import audit
 from holdfast.model import limits
 from holdfast.model.assignment import Purpose
 from holdfast.model.binding import Binding, DesiredRunState, Reservation, ReservationPhase
@@ -115,8 +117,13 @@ async def test_free_after_fence_releases_quota_and_keeps_devices_in_use(cell: Ce
     taken = await cell.place(moved, "g")
     assert taken.reason == "InsufficientDevices" and taken.facts["winner"]["claim"] == f"{TENANT}/web-0.1"
     await cell.acknowledge("web-0.1")
+    stopped = present(cell.binding("web-0.1"))
     await cell.authority.tick()
     assert cell.binding("web-0.1") is None
+    (record,) = (r for _, r in await audit.read_records(cell.store.inner) if r["verb"] == "clean")
+    assert [(e["uid"], e["before"]) for e in record["entries"]] == [(stopped.uid, stopped.revision)]
+        "names the version"
+    )
     assert (await cell.place(moved, "g")).result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
 

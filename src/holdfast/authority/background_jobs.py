@@ -232,6 +232,8 @@ class BackgroundJobs:
         state = self._state
         compares: dict[str, int] = {}
         writes: list[Put | Remove] = []
+        own = BINDING if claim.bound else RESERVATION
+        meta = ObjectMeta(name=claim.name, namespace=claim.namespace)
         for kind, item in (
             (BINDING, state.binding(claim.namespace, claim.name)),
             (RESERVATION, state.reservation(claim.namespace, claim.name)),
@@ -240,10 +242,10 @@ class BackgroundJobs:
             compares[key] = item.revision if item is not None else 0
             if item is not None:
                 writes.append(Remove(key))
-        kind = BINDING if claim.bound else RESERVATION
-        meta = ObjectMeta(name=claim.name, namespace=claim.namespace)
+                # The audit record names the removed version: a later attempt may have the same name.
+                meta = item.metadata if kind is own else meta
         answer = _accepted(claim, RESERVATION)
-        return make_step("delete", kind, meta, answer, writes, compares=compares, free=claim.key)
+        return make_step("delete", own, meta, answer, writes, compares=compares, free=claim.key)
 
     async def report_usage(self) -> None:
         """Writes each tenant's usage to its GrantCopy, with the generation of the limit in force.
