@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -42,10 +43,13 @@ PYTHON_CLIENTS = {
 NODE_CLIENT = "@kubernetes/client-node"
 HELM_PACKAGE = "helm-binary"
 CHART = PROGRAMS / "chart"
+KINDS, KINDS_TENANT = PROGRAMS / "kinds.yaml", "client-test"
 TENANT = "payments"
 PORT_BASE = 17700
 CHECK_TIMEOUT_S = 120.0
 POD_WAIT_S = 60.0
+STREAM_WAIT_S = 30.0
+EDITOR = "sed -i s/before-edit/after-edit/"
 REGIONS = ("us-east", "eu-west")
 WORKLOAD = """apiVersion: holdfast.dev/v1
 kind: Workload
@@ -53,7 +57,9 @@ metadata: {{name: from-kubectl, namespace: {tenant}}}
 spec:
   replicas: {replicas}
   disruption: {{maxUnavailable: 2}}
-  template: {{command: [sleep, "600"], resources: {{cpu: 100m, memory: 32Mi}}}}
+  template:
+    command: [sh, -c, "while sleep 1; do echo still here; done"]
+    resources: {{cpu: 100m, memory: 32Mi}}
 """
 
 Result = dict[str, str]
@@ -133,17 +139,17 @@ def check_kubectl(program: Path, config: Path) -> Result:
         manifest = Path(cache) / "workload.yaml"
         manifest.write_text(WORKLOAD.format(tenant=TENANT, replicas=1))
 
-        def run(*arguments: str, contains: str = "", code: int = 0) -> str:
+        def run(*arguments: str, contains: str = "", code: int = 0, tenant: str = TENANT) -> str:
             done = subprocess.run(
-                [program, f"--kubeconfig={config}", f"--cache-dir={cache}/cache", "-n", TENANT, *arguments],
+                [program, f"--kubeconfig={config}", f"--cache-dir={cache}/cache", "-n", tenant, *arguments],
                 capture_output=True,
                 text=True,
                 timeout=CHECK_TIMEOUT_S,
                 check=False,
+                env={**os.environ, "KUBE_EDITOR": EDITOR},
             )
-            printed = done.stdout + done.stderr
-            if done.returncode != code or contains not in printed:
-                return " ".join(printed.split())[:200] or f"exit code {done.returncode}"
+            if done.returncode != code or contains not in done.stdout + done.stderr:
+                return " ".join((done.stdout + done.stderr).split())[-200:] or f"exit code {done.returncode}"
             return "ok"
 
         wl = ("workload", "from-kubectl")
@@ -171,15 +177,45 @@ def check_kubectl(program: Path, config: Path) -> Result:
         found["watch"] = run("get", "workloads", "--watch-only=false", "-w", "--request-timeout=3s", contains="from-")
         found["auth can-i"] = run("auth", "can-i", "list", "nodes", contains="yes")
         found |= check_more_verbs(run, manifest)
+        found[f"every kind: {', '.join(words for words, _ in EVERY_KIND)}"] = check_every_kind(run)
         found |= check_pod_verbs(program, config, Path(cache))
         found["delete"] = run("delete", *wl, "--timeout=90s")
         return found
+
+
+EVERY_KIND = (
+    ("create", ("create", "--save-config")),
+    ("get -o yaml", ("get", "-o", "yaml")),
+    ("get -o wide", ("get", "-o", "wide")),
+    ("describe", ("describe",)),
+    ("label", ("label", "--overwrite", "tier=test")),
+    ("annotate", ("annotate", "--overwrite", "note=test")),
+    ("apply", ("apply",)),
+    ("replace", ("replace",)),
+    ("apply --server-side", ("apply", "--server-side", "--force-conflicts")),
+    ("delete", ("delete", "--ignore-not-found", "--timeout=90s")),
+)
+"""Verbs on one object of each kind that people write: their name, and the arguments."""
+
+
+def check_every_kind(run: Callable[..., str]) -> str:
+    for verb, words in EVERY_KIND:
+        said = run(*words, "-f", str(KINDS), tenant=KINDS_TENANT)
+        if said != "ok":
+            run("delete", "--ignore-not-found", "--timeout=90s", "-f", str(KINDS), tenant=KINDS_TENANT)
+            return f"{verb}: {said}"
+    return "ok"
 
 
 def check_more_verbs(run: Callable[..., str], manifest: Path) -> Result:
     """Verbs on the workload `from-kubectl`, on nodes, and on the core kinds that kubectl creates itself."""
     wl = ("workload", "from-kubectl")
     found = {"annotate": run("annotate", *wl, "note=test"), "get -o wide": run("get", *wl, "-o", "wide")}
+    found["edit"] = _first_failure(
+        run("annotate", *wl, "--overwrite", "note=before-edit"),
+        run("edit", *wl, contains="edited"),
+        run("get", *wl, "-o", "yaml", contains="note: after-edit"),
+    )
     found["replace"] = run("replace", "-f", str(manifest))
     found["wait"] = run("wait", *wl, "--for=condition=Serving", "--timeout=60s")
     for kind in ("secret generic", "configmap"):
@@ -189,6 +225,9 @@ def check_more_verbs(run: Callable[..., str], manifest: Path) -> Result:
         gone = run("delete", kind.partition(" ")[0], name)
         found[f"create {kind.partition(' ')[0]}"] = _first_failure(made, read, gone)
     found["get events"] = run("get", "events")
+    found["api-resources, api-versions"] = _first_failure(
+        run("api-resources", contains="workloads"), run("api-versions", contains="holdfast.dev/v1")
+    )
     return found
 
 
@@ -225,12 +264,18 @@ def check_pod_verbs(program: Path, config: Path, folder: Path) -> Result:
     if found["cp"] == "ok" and (folder / "back").read_text() != "sent":
         found["cp"] = "another content came back"
     found["port-forward"] = check_port_forward([*base, f"--context={near}"], served)
+    for verb in (("attach",), ("logs", "-f")):
+        found[" ".join(verb)] = check_stream([*base, f"--context={where}", *verb, mine], "still here")
     found["top nodes"], found["top pods"] = run("top", "nodes", contains="CPU"), run("top", "pods", contains="CPU")
     node = f"{where}-1"
     found["cordon, uncordon"] = _first_failure(
         run("cordon", node, contains="cordoned"), run("uncordon", node, contains="uncordoned")
     )
     found["delete pod"] = run("delete", "pod", mine, "--timeout=90s", contains="deleted")
+    found["drain"] = _first_failure(
+        run("drain", node, "--pod-selector=holdfast.dev/workload=from-kubectl", "--force", "--timeout=90s"),
+        run("uncordon", node, contains="uncordoned"),
+    )
     return found
 
 
@@ -266,6 +311,26 @@ def check_port_forward(base: list[str], pod: str) -> str:
     finally:
         forwarder.terminate()
         forwarder.wait(20)
+
+
+def check_stream(words: list[str], wanted: str) -> str:
+    """Reads what kubectl prints until the wanted text, then ends it."""
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    ended = threading.Timer(STREAM_WAIT_S, process.kill)
+    ended.start()
+    said = b""
+    try:
+        while wanted.encode() not in said:
+            data = os.read(process.stdout.fileno(), 4096)
+            if not data:
+                return " ".join(said.decode(errors="replace").split())[:200] or f"no {wanted!r} in {STREAM_WAIT_S:g} s"
+            said += data
+        return "ok"
+    finally:
+        ended.cancel()
+        process.terminate()
+        process.wait(20)
 
 
 def check_logs(program: Path, config: Path) -> str:

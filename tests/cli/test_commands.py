@@ -169,8 +169,8 @@ def test_closed_output_pipe_prints_no_traceback(platform: Platform, layout: Layo
 
 
 def test_logs_show_one_replica_or_a_workload(run: Run, platform: Platform, layout: Layout) -> None:
-    for replica, text in (("api-us-east-0", "first"), ("api-us-east-1", "second")):
-        folder = layout.agent("us-east-1") / "tasks" / f"payments_{replica}"
+    for replica, text, part in (("api-us-east-0", "first", "tasks"), ("api-us-east-1", "second", "oci/tasks")):
+        folder = layout.agent("us-east-1") / part / f"payments_{replica}"
         folder.mkdir(parents=True)
         task = {"namespace": "payments", "replica": replica, "workload": "api"}
         (folder / "task.json").write_text(json.dumps({"task": task}))

@@ -123,7 +123,8 @@ def contents(data: bytes) -> Iterator[bytes]:
     if data.startswith(b"\x1f\x8b"):
         unpacked = gzip.decompress(data)
         yield unpacked
-        yield b"\n".join(base64.b64decode(text + b"==") for text in re.findall(rb"[A-Za-z0-9+/]{40,}", unpacked))
+        texts = re.findall(rb"[A-Za-z0-9+/]{40,}", unpacked)
+        yield b"\n".join(base64.b64decode((text[:-1] if len(text) % 4 == 1 else text) + b"==") for text in texts)
 
 
 def processes_with(wanted: tuple[bytes, ...]) -> set[int]:
@@ -168,9 +169,15 @@ def test_secret_value_is_nowhere_but_in_the_task(platform: RunningPlatform, tmp_
         done = holdfast(*command, "--state", str(platform.state), check=False)
         if command[0] != "get":
             assert not any(form.decode() in done.stdout + done.stderr for form in forms(value)), command
+    bundle = platform.state / "bundle.tar.gz"
+    holdfast("support-bundle", "--state", str(platform.state), "--to", str(bundle), timeout_s=300)
     wanted = forms(value)
+    for cell in ("global", "us-east"):
+        metrics = platform.kubectl("--context", cell, "get", "--raw", "/metrics")
+        assert not any(form.decode() in metrics for form in wanted)
     assert files_with(platform.state, wanted) == []
-    # The search finds what is there: the value of a ConfigMap, in the stores and in both backups.
+    # The search finds what is there: the replica in the bundle, a ConfigMap in the stores and both backups.
+    assert str(bundle) in files_with(platform.state, (b"reader-us-east-0",))
     plain = set(files_with(platform.state, (b"canary-in-clear",)))
     assert {str(platform.state / f"{cell}.backup") for cell in ("global", "us-east")} <= plain
     assert any(path.endswith("store.sqlite") or path.endswith("store.sqlite-wal") for path in plain)
@@ -220,6 +227,9 @@ def test_another_tenant_reaches_the_value_by_no_path(platform: RunningPlatform, 
             (*given, "logs", "-n", "acme", replica),
             (*given, "exec", "-n", "acme", replica, "--", "env"),
             (*given, "cp", f"acme/{replica}:creds/token", str(tmp_path / "taken")),
+            (*given, "attach", "-n", "acme", replica),
+            (*given, "port-forward", "-n", "acme", f"pod/{replica}", ":80"),
+            (*given, "get", "--raw", f"/api/v1/namespaces/acme/pods/{replica}/log"),
             (*given, "describe", "pod", "-n", "acme", replica),
         ]
     tried += [
@@ -227,6 +237,8 @@ def test_another_tenant_reaches_the_value_by_no_path(platform: RunningPlatform, 
         ("plan", "-f", str(tmp_path / "thief.json")), ("get", "secrets,events,decisions,replicas", "-o", "json"),
         ("audit", "--last", "1000"), ("support-bundle", "--to", str(tmp_path / "bundle.tar.gz")),
         ("why-not", f"acme/{replica}", "us-east-1"), ("replay", f"acme/{replica}"), ("status", "-o", "json"),
+        ("attach", f"acme/{replica}"), ("rollout", "history", "acme/keeper"), ("rollout", "diff", "acme/keeper"),
+        ("plan", "--lose-region", "us-east"), ("top", "--by", "replica", "-o", "json"),
     ]  # fmt: skip
     for command in tried:
         done = as_tenant(platform, config, command)

@@ -207,6 +207,16 @@ def test_forbidden_concurrency_makes_a_tick_wait_until_the_run_ends() -> None:
     assert cell.runs == ["01:00", "02:00"] and cell.missed == 1, "03:00 was superseded by 04:00"
 
 
+def test_run_that_fails_keeps_no_tick_waiting() -> None:
+    """As a run in a lost region does at its `activeDeadlineSeconds`."""
+    cell = Cell(item(concurrency_policy=ConcurrencyPolicy.FORBID))
+    cell.decide(1.0)
+    cell.decide(HOUR)
+    cell.end_run(0, "Failed", 1.5 * HOUR)
+    cell.decide(2 * HOUR)
+    assert cell.runs == ["01:00", "02:00"] and cell.missed == 0
+
+
 def test_forbidden_tick_whose_deadline_passes_is_missed() -> None:
     cell = Cell(item(concurrency_policy=ConcurrencyPolicy.FORBID, starting_deadline_seconds=60.0))
     cell.decide(1.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.layout import Layout, Platform, RegionPlan
-from holdfast.platform.processes import TASK_ENV, ProcessIdentity, identify, send_signal, wait_exited
+from holdfast.platform.processes import TASK_ENV, ProcessIdentity, identify, send_signal, task_folders, wait_exited
 from holdfast.platform.supervisor import load_records
 
 EXIT_TIMEOUT_S = 5.0
@@ -93,12 +93,13 @@ def _signal_all(layout: Layout, names: Iterable[str], what: signal.Signals, *, w
 
 
 def task_processes(layout: Layout, agent: str, *, without: Container[str] = ()) -> Iterator[ProcessIdentity]:
-    """The processes of an agent's tasks: their shims and the tasks themselves. `without` are ids of tasks that do not
-    count."""
+    """The processes of an agent's tasks: their shims, the tasks themselves, and those in containers. `without` are ids
+    of tasks that do not count."""
     folder = layout.agent(agent)
     inside = os.fsencode(folder) + b"/"
-    omitted = tuple(os.fsencode(path) for path in folder.glob("tasks/*") if path.name in without)
-    tasks = {os.fsencode(f"{TASK_ENV}={path.name}") for path in folder.glob("tasks/*") if path.name not in without}
+    known = task_folders(folder)
+    omitted = tuple(os.fsencode(path) for path in known if path.name in without)
+    tasks = {os.fsencode(f"{TASK_ENV}={path.name}") for path in known if path.name not in without}
     own = os.fsencode(f"{folder}")
     for entry in os.listdir("/proc"):
         identity = identify(int(entry)) if entry.isdigit() else None

@@ -16,7 +16,15 @@ from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.install.etcd_member import ETCD_ROLES, etcd_folder, etcd_service, is_installed, leave_cluster
 from holdfast.install.places import Places, Role
 from holdfast.install.services import Service
-from holdfast.platform.processes import SHIM_SUFFIX, TASK_ENV, ProcessIdentity, identify, send_signal, wait_exited
+from holdfast.platform.processes import (
+    SHIM_SUFFIX,
+    TASK_ENV,
+    ProcessIdentity,
+    identify,
+    send_signal,
+    task_folders,
+    wait_exited,
+)
 from holdfast.store.etcd.target import EtcdTarget
 
 # Time for tasks to stop by themselves when their agent is removed. After that they are killed.
@@ -100,8 +108,7 @@ def _stop_tasks(places: Places) -> None:
 def _task_processes(places: Places) -> list[ProcessIdentity]:
     """Processes of the agent's tasks, recognised by their environment, and the shims that started them."""
     folder = places.folder("agent")
-    paths = [path for part in ("tasks", "oci/tasks") for path in (folder / part).glob("*") if path.is_dir()]
-    marks = {os.fsencode(f"{TASK_ENV}={path.name}") for path in paths}
+    marks = {os.fsencode(f"{TASK_ENV}={path.name}") for path in task_folders(folder) if path.is_dir()}
     found: list[ProcessIdentity] = []
     for entry in os.listdir("/proc") if marks else ():
         identity = identify(int(entry)) if entry.isdigit() else None

@@ -26,6 +26,9 @@ TASK_ENV = "HOLDFAST_TASK"
 
 SHIM_SUFFIX = b"/holdfast/agent/shim.py"
 
+TASK_PARTS = ("tasks", "oci/tasks")
+"""Folders below an agent's own with a folder per task: of programs, and of containers."""
+
 
 class ProcessIdentity(msgspec.Struct, frozen=True, rename="camel"):
     pid: int
@@ -94,6 +97,11 @@ def wait_exited(identity: ProcessIdentity, timeout_s: float) -> bool:
         os.close(handle)
 
 
+def task_folders(agent: Path) -> list[Path]:
+    """The folder of each task of the agent with this folder."""
+    return [path for part in TASK_PARTS for path in (agent / part).glob("*")]
+
+
 def platform_processes(folder: Path, *, skip: frozenset[int] = frozenset()) -> Iterator[tuple[ProcessIdentity, str]]:
     """Live processes of a platform with their command lines: cells, agents, shims and tasks.
 
@@ -102,7 +110,8 @@ def platform_processes(folder: Path, *, skip: frozenset[int] = frozenset()) -> I
     """
     mark = os.fsencode(f"{PLATFORM_ENV}={folder}")
     tasks = os.fsencode(folder / "agents") + b"/"
-    task_marks = {os.fsencode(f"{TASK_ENV}={path.name}") for path in folder.glob("agents/*/tasks/*")}
+    agents = folder.glob("agents/*")
+    task_marks = {os.fsencode(f"{TASK_ENV}={path.name}") for agent in agents for path in task_folders(agent)}
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) in skip:
             continue

@@ -12,6 +12,7 @@ import msgspec
 from holdfast.agent.logs import StoredLogLine, log_files, parse_line
 from holdfast.model.task_programs import MAIN_PROGRAM
 from holdfast.platform.layout import Layout
+from holdfast.platform.processes import task_folders
 
 
 class LogLocation(msgspec.Struct, frozen=True):
@@ -72,7 +73,8 @@ def find_logs(layout: Layout, name: str, program: str = "") -> list[TaskLog]:
     file = "output.log" if program in ("", MAIN_PROGRAM) else f"program-{Path(program).name}.log"
     tenant, _, own = name.rpartition("/")
     newest: dict[tuple[str, str], tuple[float, TaskLog]] = {}
-    for path in layout.root.glob("agents/*/tasks/*/task.json"):
+    folders = [folder for agent in layout.root.glob("agents/*") for folder in task_folders(agent)]
+    for path in (folder / "task.json" for folder in folders):
         try:
             task = json.loads(path.read_bytes())["task"]
             written = path.stat().st_mtime
