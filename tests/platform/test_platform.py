@@ -11,7 +11,8 @@ import pytest
 from holdfast.cli.commands.up import up
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.model import kinds
-from holdfast.platform.layout import Layout, Platform, design_platform
+from holdfast.platform import launch
+from holdfast.platform.layout import PORT_SPACING, Layout, Platform, design_platform
 from holdfast.platform.programs import programs
 from holdfast.platform.sample_manifests import (
     EXAMPLES,
@@ -39,6 +40,31 @@ def test_ports_of_a_platform_do_not_overlap() -> None:
             ports.extend(range(agent.ports[0], agent.ports[1] + 1))
     assert len(ports) == len(set(ports))
     assert min(ports) == 9000
+
+
+def test_port_ranges_of_platforms_with_the_documented_spacing_do_not_overlap() -> None:
+    platform = default_platform()
+    assert platform.port_range == (7400, 7899), "docs/tour.md and `up --help` name it"
+    assert PORT_SPACING > platform.port_range[1] - platform.port_range[0]
+
+
+def test_overlap_with_a_running_platform_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Layout(tmp_path / "other")
+    other.prepare()
+    other.save(default_platform())
+    monkeypatch.setattr(launch, "running_platforms", lambda: [other.root, tmp_path / "gone"])
+    mine = Layout(tmp_path / "mine")
+    far = design_platform(THREE, agents_per_region=2, port_base=7400 + PORT_SPACING, samples=True)
+    launch.warn_of_overlapping_ports(mine, far)
+    launch.warn_of_overlapping_ports(other, default_platform())
+    assert capsys.readouterr().err == ""
+    near = design_platform(THREE, agents_per_region=2, port_base=7600, samples=True)
+    launch.warn_of_overlapping_ports(mine, near)
+    said = capsys.readouterr().err
+    assert f"ports 7600-8099 of this platform overlap with 7400-7899 of platform {other.root}" in said
+    assert "next: holdfast up --port-base 8400" in said
 
 
 def test_default_platform_has_documented_size() -> None:

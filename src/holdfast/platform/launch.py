@@ -32,10 +32,17 @@ from holdfast.platform.console_link import console_link, page_url
 from holdfast.platform.credentials import Credentials
 from holdfast.platform.join_tokens import issue_agent_tokens, remove_used_tokens
 from holdfast.platform.kubeconfig import write_kubeconfig
-from holdfast.platform.layout import REGIONS_MAX, Layout, Platform, design_platform, write_atomically
+from holdfast.platform.layout import PORT_SPACING, REGIONS_MAX, Layout, Platform, design_platform, write_atomically
 from holdfast.platform.output import print_json, print_note
 from holdfast.platform.platform_status import PlatformStatus, PlatformStatusReader
-from holdfast.platform.processes import SUPERVISOR_STOP_TIMEOUT_S, ProcessIdentity, is_alive, send_signal, wait_exited
+from holdfast.platform.processes import (
+    SUPERVISOR_STOP_TIMEOUT_S,
+    ProcessIdentity,
+    is_alive,
+    running_platforms,
+    send_signal,
+    wait_exited,
+)
 from holdfast.platform.programs import write_proxy_settings
 from holdfast.platform.progress import Display, make_display
 from holdfast.platform.sample_manifests import (
@@ -151,6 +158,7 @@ def prepare(layout: Layout, spec: PlatformSpec, *, explicit: set[str], running: 
             proxies=spec.proxies,
         )
         _check_ports_free(platform)
+        warn_of_overlapping_ports(layout, platform)
     layout.prepare()
     Credentials(layout).prepare(platform)
     if not layout.platform.exists():
@@ -195,6 +203,23 @@ def _yes_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def warn_of_overlapping_ports(layout: Layout, platform: Platform) -> None:
+    """Ports of tasks are bound only when a task starts, so an overlap would show itself later."""
+    first, last = platform.port_range
+    for other in running_platforms():
+        if other == layout.root:
+            continue
+        try:
+            low, high = Layout(other).load().port_range
+        except CommandError:
+            continue
+        if low <= last and first <= high:
+            print_note(
+                f"warning: ports {first}-{last} of this platform overlap with {low}-{high} of platform {other}; its tasks "
+                f"may find their ports in use; next: holdfast up --port-base {low + PORT_SPACING}, in a new directory"
+            )
+
+
 def _check_ports_free(platform: Platform) -> None:
     ports = {cell_label(name): int(url.rpartition(":")[2]) for name, url in platform.cells}
     proxies = {f"entry proxy of {region}": platform.proxy_port(region) for region in platform.proxies}
@@ -206,7 +231,7 @@ def _check_ports_free(platform: Platform) -> None:
             except OSError:
                 raise CommandError(
                     f"{name}: port {port} is in use by another process",
-                    next_step=f"holdfast up --port-base {platform.port_base + 1000} --state .holdfast-2",
+                    next_step=f"holdfast up --port-base {platform.port_base + PORT_SPACING} --state .holdfast-2",
                     code=ExitCode.CONFLICT,
                 ) from None
 
