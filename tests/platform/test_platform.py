@@ -11,7 +11,7 @@ import pytest
 from holdfast.cli.commands.up import up
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.model import kinds
-from holdfast.platform import launch
+from holdfast.platform import port_overlap
 from holdfast.platform.layout import PORT_SPACING, Layout, Platform, design_platform
 from holdfast.platform.programs import programs
 from holdfast.platform.sample_manifests import (
@@ -45,24 +45,20 @@ def test_ports_of_a_platform_do_not_overlap() -> None:
 def test_port_ranges_of_platforms_with_the_documented_spacing_do_not_overlap() -> None:
     platform = default_platform()
     assert platform.port_range == (7400, 7899), "docs/tour.md and `up --help` name it"
-    assert PORT_SPACING > platform.port_range[1] - platform.port_range[0]
+    assert platform.port_range[1] - platform.port_range[0] < PORT_SPACING
 
 
-def test_overlap_with_a_running_platform_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = Layout(tmp_path / "other")
+def test_overlap_with_a_running_platform_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, mine = Layout(tmp_path / "other"), Layout(tmp_path / "mine")
     other.prepare()
     other.save(default_platform())
-    monkeypatch.setattr(launch, "running_platforms", lambda: [other.root, tmp_path / "gone"])
-    mine = Layout(tmp_path / "mine")
-    far = design_platform(THREE, agents_per_region=2, port_base=7400 + PORT_SPACING, samples=True)
-    launch.warn_of_overlapping_ports(mine, far)
-    launch.warn_of_overlapping_ports(other, default_platform())
-    assert capsys.readouterr().err == ""
-    near = design_platform(THREE, agents_per_region=2, port_base=7600, samples=True)
-    launch.warn_of_overlapping_ports(mine, near)
-    said = capsys.readouterr().err
+    monkeypatch.setattr(port_overlap, "running_platforms", lambda: [other.root, tmp_path / "gone"])
+    far, near = (
+        design_platform(THREE, agents_per_region=2, port_base=base, samples=True)
+        for base in (7400 + PORT_SPACING, 7600)
+    )
+    assert not [*port_overlap.overlap_warnings(mine, far), *port_overlap.overlap_warnings(other, default_platform())]
+    (said,) = port_overlap.overlap_warnings(mine, near)
     assert f"ports 7600-8099 of this platform overlap with 7400-7899 of platform {other.root}" in said
     assert "next: holdfast up --port-base 8400" in said
 

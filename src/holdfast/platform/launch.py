@@ -35,14 +35,8 @@ from holdfast.platform.kubeconfig import write_kubeconfig
 from holdfast.platform.layout import PORT_SPACING, REGIONS_MAX, Layout, Platform, design_platform, write_atomically
 from holdfast.platform.output import print_json, print_note
 from holdfast.platform.platform_status import PlatformStatus, PlatformStatusReader
-from holdfast.platform.processes import (
-    SUPERVISOR_STOP_TIMEOUT_S,
-    ProcessIdentity,
-    is_alive,
-    running_platforms,
-    send_signal,
-    wait_exited,
-)
+from holdfast.platform.port_overlap import overlap_warnings
+from holdfast.platform.processes import SUPERVISOR_STOP_TIMEOUT_S, ProcessIdentity, is_alive, send_signal, wait_exited
 from holdfast.platform.programs import write_proxy_settings
 from holdfast.platform.progress import Display, make_display
 from holdfast.platform.sample_manifests import (
@@ -158,7 +152,8 @@ def prepare(layout: Layout, spec: PlatformSpec, *, explicit: set[str], running: 
             proxies=spec.proxies,
         )
         _check_ports_free(platform)
-        warn_of_overlapping_ports(layout, platform)
+        for warning in overlap_warnings(layout, platform):
+            print_note(warning)
     layout.prepare()
     Credentials(layout).prepare(platform)
     if not layout.platform.exists():
@@ -201,23 +196,6 @@ def _store_text(etcd_cells: tuple[str, ...]) -> str:
 
 def _yes_no(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def warn_of_overlapping_ports(layout: Layout, platform: Platform) -> None:
-    """Ports of tasks are bound only when a task starts, so an overlap would show itself later."""
-    first, last = platform.port_range
-    for other in running_platforms():
-        if other == layout.root:
-            continue
-        try:
-            low, high = Layout(other).load().port_range
-        except CommandError:
-            continue
-        if low <= last and first <= high:
-            print_note(
-                f"warning: ports {first}-{last} of this platform overlap with {low}-{high} of platform {other}; its tasks "
-                f"may find their ports in use; next: holdfast up --port-base {low + PORT_SPACING}, in a new directory"
-            )
 
 
 def _check_ports_free(platform: Platform) -> None:

@@ -282,7 +282,10 @@ def copy_from_replica(placed: ReplicaLocation, source: str, target: str) -> None
 
         code = execute(placed, ("tar", "cf", "-", "--", source.rstrip("/")), sink=keep)
         if code != 0:
-            why = errors.decode(errors="replace").strip() or f"tar ended with {code}"
+            packed.seek(0)
+            start = packed.read(512)  # a runtime that cannot start tar says so there
+            said = bytes(errors) or (start if b"executable file" in start else b"")
+            why = said.decode(errors="replace").strip() or f"tar ended with {code}"
             raise copy_failure(f"{placed.name}:{source}", code, why, "check the path")
         packed.seek(0)
         wanted = source.strip("/")
