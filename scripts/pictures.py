@@ -51,9 +51,11 @@ STATES = (
     "action-drain-light",
     "action-undo",
     "config-filled",
+    "decision-390-dark",
     "decision-waiting",
     "drill-report",
     "log",
+    "map-390-light",
     "map-way-light",
     "overview-390-light",
     "overrides-active",
@@ -61,6 +63,7 @@ STATES = (
     "past",
     "policies-shadow",
     "queues-waiting",
+    "recovery-390-dark",
     "region-silent",
     "schedules-filled",
     "search",
@@ -68,6 +71,7 @@ STATES = (
     "sign-in",
     "stale",
     "what-if-drain",
+    "workload-390-light",
     "workload-indexes",
 )
 WANTED = (*(f"{page}-{theme}" for page in PAGES for theme in THEMES), *STATES)

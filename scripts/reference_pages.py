@@ -412,7 +412,7 @@ def drills_page() -> str:
     lines += [
         "Failures caused for real, on a running platform: `holdfast drill run NAME --region R`. The report answers six",
         "questions from recorded history: what changed, who acted first, what progress was made, which invariants",
-        "held, which telemetry proves it, what repaired it. [The failure matrix](../readiness.md#failures) has the",
+        "held, which telemetry proves it, what repaired it. [The failure matrix](../failures.md) has the",
         "expected answers; `holdfast drill history` and `holdfast drill show` keep and print the reports.",
         "",
         "| drill | failure | what it does | takes | simulated by |",

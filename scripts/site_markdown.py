@@ -23,6 +23,8 @@ SEARCHED_CHARACTERS = 1200
 # Longest text of a table row there.
 ROW_CHARACTERS = 160
 HIGHLIGHTED = {"sh": "bash", "bash": "bash", "yaml": "yaml", "python": "python", "toml": "toml", "json": "json"}
+# A dotted name in the first cell of a table row. A path with slashes is no name.
+_LONG_NAME = re.compile(r"(?<=<tr>\n<td><code>)[\w\[\]*]+(?:\.[\w\[\]*]+)+(?=</code>)")
 _formatter = HtmlFormatter(nowrap=True, classprefix="c-")
 
 
@@ -93,6 +95,9 @@ class PageRenderer:
             if token.type == "fence":
                 flush()
                 parts.append(_fence(token))
+            elif token.type == "code_block":
+                flush()
+                parts.append(_plain_block(token.content))
             elif token.type == "table_open":
                 flush()
                 tables += 1
@@ -106,7 +111,7 @@ class PageRenderer:
                     flush()
         flush()
         # Alignment is the only inline style that Markdown tables make.
-        return re.sub(r' style="text-align:\w+"', "", "".join(parts))
+        return _breakable(re.sub(r' style="text-align:\w+"', "", "".join(parts)))
 
     def _linked(
         self, tokens: Sequence[Token], source: str, links: list[tuple[str, str]], pictures: list[str]
@@ -126,7 +131,10 @@ class PageRenderer:
             elif token.type == "link_close":
                 shown = closing.pop()
                 if shown:
-                    result.append(_text_token(f" ({shown})") if shown != "-" else token)
+                    if shown == "-":
+                        result.append(token)
+                    elif result[-1].content != shown:
+                        result.append(_text_token(f" ({shown})"))
                     continue
             result.append(token)
         return result
@@ -156,6 +164,11 @@ class PageRenderer:
         here = self._output_name(source)
         assert here is not None
         return os.path.relpath(name, Path(here).parent or ".")
+
+
+def _breakable(body: str) -> str:
+    """Lets the browser break the long names that begin table rows after a dot, so that the other columns have room."""
+    return _LONG_NAME.sub(lambda name: name[0].replace(".", ".<wbr>"), body)
 
 
 def _text_token(text: str) -> Token:
@@ -238,7 +251,12 @@ def _fence(token: Token) -> str:
         code = highlight(token.content, get_lexer_by_name(HIGHLIGHTED[language]), _formatter)
         kind = ' class="command"' if language == "sh" else ""
         return f'<pre{kind} tabindex="0"><code>{code}</code></pre>\n'
-    return f'<pre tabindex="0"><code>{_escape(token.content)}</code></pre>\n'
+    return _plain_block(token.content)
+
+
+def _plain_block(text: str) -> str:
+    """A block that can be scrolled with the keyboard."""
+    return f'<pre tabindex="0"><code>{_escape(text)}</code></pre>\n'
 
 
 def _escape(text: str) -> str:

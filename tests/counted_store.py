@@ -54,6 +54,10 @@ class CountedStore:
     async def compact(self, revision: int) -> None:
         await self.store.compact(self._at(revision))
 
+    @property
+    def log_position(self) -> int:
+        return bisect_right(self._sequences, self.store.log_position)
+
     async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
         real = self._sequences[min(after, len(self._sequences)) - 1] if after and self._sequences else 0
         if after > len(self._sequences):

@@ -28,6 +28,7 @@ EXECUTED_PAGES = (
     "docs/tutorials/lose-a-region.md",
     "docs/tutorials/deploy.md",
     "docs/tutorials/why-it-waits.md",
+    "docs/tutorials/reconstruct-a-decision.md",
     "docs/tutorials/rollout.md",
     "docs/tutorials/python.md",
     "docs/tutorials/gpus.md",

@@ -84,5 +84,12 @@
       button.textContent = "Copied";
     });
   }
+  // On a narrow screen a row is a block, and each of its cells names its column.
+  for (const table of document.querySelectorAll(".wide table")) {
+    const columns = [...table.querySelectorAll("th")].map((cell) => cell.textContent);
+    for (const row of table.tBodies.length ? table.tBodies[0].rows : []) {
+      [...row.cells].forEach((cell, at) => { if (at) cell.dataset.column = columns[at]; });
+    }
+  }
   if (window.matchMedia("(max-width: 48rem)").matches) document.querySelector("nav.pages > details").open = false;
 })();

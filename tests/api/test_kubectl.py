@@ -276,6 +276,13 @@ def test_kubectl_explain_shows_fields(kubectl: Kubectl) -> None:
     assert "recovery" in kubectl.run("explain", "workload", "--recursive")
 
 
+def test_kubectl_explain_shows_the_description_of_a_list_items_type_once(kubectl: Kubectl) -> None:
+    """Regression: it was printed for the item, and again for the type of the item."""
+    output = kubectl.run("explain", "schedulerpolicy.spec.rules.filterExpressions")
+    assert " ".join(output.split()).count("A custom filter: a CEL expression") == 1
+    assert "CEL expressions that a node must satisfy" in kubectl.run("explain", "schedulerpolicy.spec.rules")
+
+
 def test_kubectl_auth_commands_match_authorization(kubectl: Kubectl) -> None:
     assert "yes" in kubectl.run("auth", "can-i", "create", "workloads", user="token")
     assert "no" in kubectl.run("auth", "can-i", "create", "workloads", "-n", "default", user="token", code=1)

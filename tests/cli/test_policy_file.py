@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Run
 
-from holdfast.cli.commands.replay import read_rules
+from holdfast.cli.commands.replay import exit_code, read_rules, replay_text
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.gate.admission import policy_expressions_compile
+from holdfast.insight.replay import NotReplayable, ReplayResult
 from holdfast.model import limits
+from holdfast.model.decision import Decision, DecisionSpec
+from holdfast.model.meta import ObjectMeta
 from holdfast.model.scheduler_policy import FilterExpression, PolicyRules, ScoreExpression
 from holdfast.platform.layout import Platform
 
@@ -72,3 +75,20 @@ def test_plan_with_the_active_policy_refuses_another(option: str, run: Run, plat
     completed = run("plan", option, "us-east", "--policy", policy_file(tmp_path))
     assert completed.returncode == ExitCode.USAGE
     assert f"not possible with {option}" in completed.stderr and "next:" in completed.stderr
+
+
+SPEC = DecisionSpec(request="r", workload="web", policy_revision="default-1")
+RECORDED = Decision(metadata=ObjectMeta(name="d", namespace="shop"), spec=SPEC)
+NO_PLAN: Any = None
+
+
+def test_replay_under_another_policy_names_its_file_and_exits_as_plan_does() -> None:
+    """Regression: it named the recorded policy, and exited with 0 although the outcome differed."""
+    differs, same = ReplayResult(NO_PLAN, ("web-0: …",)), ReplayResult(NO_PLAN, ())
+    assert "policy old.yaml instead of default-1" in replay_text("shop/d", RECORDED, differs, "old.yaml")
+    assert "policy old.yaml instead of default-1" in replay_text("shop/d", RECORDED, same, "old.yaml")
+    assert ", policy default-1)" in replay_text("shop/d", RECORDED, same, "")
+    assert exit_code(differs, other=True) is ExitCode.PLAN_CHANGES
+    assert exit_code(same, other=True) is exit_code(same, other=False) is ExitCode.OK
+    assert exit_code(differs, other=False) is ExitCode.FAILED
+    assert exit_code(NotReplayable("PolicyMissing", ""), other=True) is ExitCode.FAILED

@@ -8,9 +8,20 @@ import msgspec
 import pytest
 from tests.factories import cache_of, meta, with_new_revision
 
-from holdfast.cli.commands.policy import replaced_revisions, replacing_patch, rollback_target, rollback_text, rule_text
+from holdfast.cli.commands.policy import (
+    foreign_revision_notes,
+    listed_revisions,
+    other_node,
+    refuse_second_policy,
+    replaced_revisions,
+    replacing_patch,
+    rollback_target,
+    rollback_text,
+    rule_text,
+)
 from holdfast.controllers.cache import Cache
 from holdfast.fleet import policy
+from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model.scheduler_policy import (
     PolicyRevision,
     PolicyRules,
@@ -145,3 +156,50 @@ def test_patch_that_replaces_rules_leaves_none_of_the_former_rules(
     before: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
     assert merge_patch(before, replacing_patch(before, wanted)) == wanted
+
+
+def revision(policy: str, sequence: int) -> dict[str, Any]:
+    return {
+        "metadata": {"name": f"{policy}-{sequence}"},
+        "spec": {"policy": policy, "stage": "Active", "sequence": sequence},
+    }
+
+
+TWO = [revision("gpu-guard", 2), revision("default", 1)]
+
+
+def test_revision_in_use_is_listed_although_its_policy_is_deleted() -> None:
+    """Regression: it decided in every region, and no listing showed it."""
+    using = {"gpu-guard-2": ["eu-west", "us-east"]}
+    assert [r["metadata"]["name"] for r in listed_revisions("default", TWO, using)] == ["gpu-guard-2", "default-1"]
+    assert replaced_revisions(TWO) == {"default-1"}
+    (note,) = foreign_revision_notes("default", TWO, using, {"default"})
+    assert note == "eu-west us-east: decided by revision gpu-guard-2 of policy gpu-guard, which was deleted"
+    (note,) = foreign_revision_notes("default", TWO, using, {"default", "gpu-guard"})
+    assert note.endswith("of policy gpu-guard")
+
+
+def test_own_revisions_need_no_note_and_the_built_in_rules_do() -> None:
+    assert foreign_revision_notes("default", TWO, {"default-1": ["a"], "": ["b"]}, {"default"}) == []
+    (note,) = foreign_revision_notes("default", TWO, {"builtin": ["a"]}, {"default"})
+    assert note.startswith("a: decided by the built-in rules")
+    assert [r["metadata"]["name"] for r in listed_revisions("default", TWO, {})] == ["default-1"]
+
+
+def test_promoting_beside_another_active_policy_is_refused_with_the_next_step() -> None:
+    """Regression: the command said "Active in all regions", although the other policy decided."""
+    policies: list[dict[str, Any]] = [{"metadata": {"name": "default"}, "spec": {}}]
+    refuse_second_policy("default", policies)
+    refuse_second_policy("gpu-guard", [{"metadata": {"name": "default"}, "spec": {"stage": "Draft"}}])
+    with pytest.raises(CommandError) as refusal:
+        refuse_second_policy("gpu-guard", policies)
+    assert "policy default is in stage Active" in refusal.value.message
+    assert refusal.value.next_step.startswith("holdfast policy shadow default -f FILE")
+    assert refusal.value.code is ExitCode.CONFLICT
+
+
+def test_columns_of_a_shadow_comparison_add_up_to_the_replicas() -> None:
+    """Regression: a replica that only one policy places was counted in two columns."""
+    row = {"same": 4, "different": 6, "additional": 1, "missing": 2}
+    assert other_node(row) == 3
+    assert row["same"] + other_node(row) + row["additional"] + row["missing"] == row["same"] + row["different"]

@@ -50,6 +50,20 @@ def test_no_action_bypasses_the_dialog() -> None:
     }
 
 
+def test_every_key_is_pressed_by_a_browser_test() -> None:
+    """The keys that the console handles; "Escape" also closes dialogs, which the browser does by itself."""
+    handled = set(re.findall(r'case "([^"]+)":', (SOURCES / "App.svelte").read_text()))
+    assert len(handled) > 10
+    assert handled - {key for path in BROWSER_TESTS for key in _pressed(path)} == set()
+
+
+def _pressed(path: Path) -> set[str]:
+    """The keys that the tests of this file press by name."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    pressed = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "press"]
+    return {str(argument.value) for call in pressed for argument in call.args if isinstance(argument, ast.Constant)}
+
+
 def test_every_page_is_opened_by_the_browser_tests() -> None:
     opened = {_route(path) for path in (*PAGES.values(), *DETAIL_PAGES.values())}
     app = (SOURCES / "App.svelte").read_text()

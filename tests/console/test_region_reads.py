@@ -30,6 +30,10 @@ from holdfast.store.objects import Objects
 
 OPERATOR = ("ada", (OPERATORS,))
 TENANT = ("tim", (f"{TENANT_PREFIX}acme",))
+NODES, REPLICAS = 5000, 20_000
+NODE_MAX_BYTES = 25
+SUMMARY_GROWTH_MAX_BYTES = 2000
+"""Longer counts and the names of the oldest replicas."""
 
 
 class Region:
@@ -137,6 +141,25 @@ async def test_map_packs_nodes_by_zone_with_their_states(region: Region) -> None
     assert second.states == "x"
     assert [(a.zone, a.state, a.count) for a in found.attention] == [("west-b", "Expired", 1)]
     assert "unknown" in (await region.ask("map", resource="<script>")).error
+
+
+@pytest.mark.slow
+async def test_answers_about_a_large_region_are_totals_and_packed_columns(region: Region) -> None:
+    """5,000 nodes and 20,000 replicas never travel whole: a node takes a few bytes, and a replica none."""
+    zones = ("west-a", "west-b", "west-c")
+    capacity = {"cpu": "8", "memory": "8Gi"}
+    await region.put(
+        *(factories.node(f"{zones[i % 3]}-{i}", zone=zones[i % 3], capacity=capacity) for i in range(NODES))
+    )
+    found = await region.ask("map", resource="cpu")
+    assert isinstance(found.data, RegionMap) and found.data.nodes == NODES
+    assert len(msgspec.json.encode(found)) < NODES * NODE_MAX_BYTES
+    empty = len(msgspec.json.encode(await region.ask("summary")))
+    bound = (factories.replica(i, status=factories.bound_status("west-a-0", name=f"r{i}")) for i in range(REPLICAS))
+    await region.put(*bound)
+    full = await region.ask("summary")
+    assert isinstance(full.data, RegionSummary) and full.data.replicas == REPLICAS
+    assert len(msgspec.json.encode(full)) < empty + SUMMARY_GROWTH_MAX_BYTES
 
 
 async def test_unchanged_objects_keep_their_rows(region: Region) -> None:

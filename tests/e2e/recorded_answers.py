@@ -200,15 +200,15 @@ def _check_first_controller(lines: list[str], changes: list[CommittedChange], ev
 
 
 def acts_first(drill: str) -> set[str]:
-    """The controllers that may act first in a drill, by the table of docs/readiness.md."""
-    page = (ROOT / "docs" / "readiness.md").read_text().partition("## Failures")[2]
-    row = next(line for line in page.splitlines() if line.startswith(f"| `{drill}` |"))
+    """The controllers that may act first in a drill, by the table of docs/failures.md."""
+    page = (ROOT / "docs" / "failures.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith(f"| `{drill}`"))
     return set(re.split(r", | or ", row.split("|")[3].partition(":")[0].strip()))
 
 
 def _check_page(drill: str, line: str) -> None:
     """The page names the controller that acts first."""
-    assert line.split()[2] in acts_first(drill), f"docs/readiness.md says {sorted(acts_first(drill))}; found {line}"
+    assert line.split()[2] in acts_first(drill), f"docs/failures.md says {sorted(acts_first(drill))}; found {line}"
 
 
 def _check_progress(lines: list[str], changes: list[CommittedChange]) -> None:

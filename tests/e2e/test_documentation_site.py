@@ -25,6 +25,9 @@ PAGES = (
     "reference/kinds/workload.html",
     "compare.html",
     "reasons.html",
+    "design.html",
+    "failures.html",
+    "reference/kinds/maintenancewindow.html",
 )
 
 
@@ -44,6 +47,7 @@ class SecuredHandler(SimpleHTTPRequestHandler):
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     out = tmp_path_factory.mktemp("site")
     (out / "0.0.9").mkdir()
+    (out / "0.0.9" / "index.html").write_text("<!doctype html><title>0.0.9</title>")
     build_site.write_site(build_site.read_site(), out)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SecuredHandler, directory=str(out)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -109,6 +113,8 @@ def test_other_versions_are_offered(url: str, browser: Browser) -> None:
     with tab(browser) as opened:
         opened.page.goto(url + "tour.html")
         assert opened.page.locator("#version option").all_text_contents() == [__version__, "0.0.9"]
+        opened.page.locator("#version").select_option("0.0.9")
+        opened.page.wait_for_url("**/0.0.9/index.html")
 
 
 def test_narrow_page_does_not_scroll_sideways(url: str, browser: Browser) -> None:
@@ -116,3 +122,24 @@ def test_narrow_page_does_not_scroll_sideways(url: str, browser: Browser) -> Non
         for page in PAGES:
             opened.page.goto(url + page)
             assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390, page
+
+
+def test_narrow_page_shows_every_cell_of_a_table_with_its_column(url: str, browser: Browser) -> None:
+    with tab(browser, width=390, height=800) as opened:
+        for page in ("reference/kinds/workload.html", "reasons.html", "compare.html"):
+            opened.page.goto(url + page)
+            assert opened.violations() == [], page
+            table = opened.page.locator(".wide table").last
+            columns = table.locator("th").all_text_contents()
+            cells = table.locator("tbody tr").first.locator("td").all()
+            assert [cell.get_attribute("data-column") for cell in cells[1:]] == columns[1:]
+            for cell in cells:
+                box = cell.bounding_box()
+                assert box is None or box["x"] + box["width"] <= 390, page
+        assert opened.troubles == []
+
+
+def test_narrow_page_shows_its_version(url: str, browser: Browser) -> None:
+    with tab(browser, width=390, height=800) as opened:
+        opened.page.goto(url + "index.html")
+        expect(opened.page.locator("#version")).to_be_visible()

@@ -144,6 +144,7 @@ def test_cells_of_three_servers_serve_through_losses_and_a_rotation(tmp_path: Pa
         for name in ("control-3", "us-east"):
             fleet.machines[name].cut()
             fleet.machines[name].kill_all()
+        wait_for(lambda: writes(fleet, "control"), "a write after the loss")
         operator(fleet, "kubectl --kubeconfig operator.kubeconfig scale workload/hello --replicas=8")
         wait_serving(fleet, 8)
         lost = server_at(fleet, "us-east", asked="control")

@@ -19,6 +19,7 @@ from holdfast.model.scheduler_policy import (
     GuardAction,
     PolicyGuard,
     PolicyRevision,
+    PolicyRevisionSpec,
     PolicyRules,
     PromotionStage,
     SchedulerPolicy,
@@ -224,3 +225,34 @@ def test_invalid_guard_is_refused() -> None:
         "spec.guard.maxConflictPercent",
         "spec.guard.minDecisions",
     }
+
+
+class TwoPolicies(PolicyHarness):
+    """Policy `default` is active, and so is the newer revision of another policy."""
+
+    def __init__(self, *regions: Region, other: SchedulerPolicy | None) -> None:
+        super().__init__(*regions)
+        self.write(SchedulerPolicySpec(rules=GOOD), 1)
+        rules = PolicyRevisionSpec(policy="gpu-guard", rules=BAD, sequence=2)
+        self.put(PolicyRevision(meta("gpu-guard-1"), rules))
+        if other is not None:
+            self.put(other)
+        self.settle()
+
+
+@pytest.mark.parametrize(
+    "other", [None, SchedulerPolicy(meta("gpu-guard"), SchedulerPolicySpec(stage=PromotionStage.DRAFT))]
+)
+def test_active_policy_decides_again_after_another_one_is_deleted_or_a_draft(other: SchedulerPolicy | None) -> None:
+    harness = TwoPolicies(region("east"), other=other)
+    found = harness.revision(GOOD)
+    assert found.spec.sequence == harness.policy.status.sequence == 3
+    assert harness.decides("east").revision == found.metadata.name
+
+
+def test_policy_that_does_not_decide_names_the_one_that_does() -> None:
+    """Regression: it was reported as stalled, as if the connection of the regions were lost."""
+    harness = TwoPolicies(region("east"), other=SchedulerPolicy(meta("gpu-guard")))
+    promoted = next(c for c in harness.policy.status.conditions if c.type == "Promoted")
+    assert (promoted.status, promoted.reason) == ("False", "AnotherPolicyActive")
+    assert "revision gpu-guard-1 of policy gpu-guard" in promoted.message

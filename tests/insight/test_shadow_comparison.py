@@ -32,8 +32,8 @@ def test_differences_name_both_nodes_and_are_bounded() -> None:
     nowhere = Shadow(revision="new", missing=1, entries=(ShadowEntry(replica="web-0", reason="InsufficientCpu"),))
     found = compare_shadow("west", [decision("a", other), decision("b", nowhere)], "new")
     assert found.examples == (
-        "west: shop/web-0: n1, shadow: n2",
-        "west: shop/web-0: n1, shadow: no node (InsufficientCpu)",
+        "west: shop/web-0: active n1, shadow n2",
+        "west: shop/web-0: active n1, shadow no node (InsufficientCpu)",
     )
     many = compare_shadow("west", [decision(f"d{n}", other) for n in range(20)], "new")
     assert many.different == 20 and len(many.examples) == EXAMPLES_MAX

@@ -131,3 +131,40 @@ def test_error_in_a_part_that_is_skipped_for_some_nodes_is_found(text: str, foun
 def test_field_names_in_strings_are_not_fields() -> None:
     text = "node.labels['node.kubernetes.io/role'] == 'x' || node.pool == \"request.it\""
     assert policy_expressions.find_error(text, score=False) is None
+
+
+UNTESTED_KEYS = [
+    ("node.capacity.gpu == 0 || request.resources.gpu > 0", "a node without gpu", "'gpu' in node.capacity && node"),
+    ("node.capacity['gpu'] > 0", "a node without gpu", "'gpu' in node.capacity && node.capacity['gpu'] > 0"),
+    ("request.resources.gpu == 0", "every node for a request without gpu", "!('gpu' in request.resources) || "),
+    ("node.labels.tier != 'lab'", "a node without label tier", "!('tier' in node.labels) || node.labels.tier != 'x'"),
+    ('request.labels["app"] != "a" || node.pool == "b"', "a request without label app", "'app' in request.labels"),
+]
+
+
+@pytest.mark.parametrize(("text", "found", "idiom"), UNTESTED_KEYS)
+def test_filter_that_reads_a_key_untested_is_invalid_and_told_the_idiom(text: str, found: str, idiom: str) -> None:
+    """Regression: such a filter was accepted, and refused every node or request without the key."""
+    error = policy_expressions.find_error(text, score=False)
+    assert error is not None and found in error.text and idiom in error.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'gpu' in node.capacity && node.capacity.gpu > 0",
+        "!('gpu' in node.capacity) || 'gpu' in request.resources",
+        "has(node.labels.tier) && node.labels.tier != 'lab'",
+        "!('tier' in node.labels) || node.labels.tier != 'lab'",
+        "node.labels['disk'] == 'slow'",
+        "node.labels.disk == 'slow' && node.labels.tier == 'lab'",
+        "int(node.labels.generation) > 3",
+    ],
+)
+def test_filter_that_tests_its_keys_or_refuses_other_labels_too_is_valid(text: str) -> None:
+    assert policy_expressions.find_error(text, score=False) is None
+
+
+def test_score_that_reads_a_missing_key_is_valid() -> None:
+    """Where the key is missing, the score is 0."""
+    assert policy_expressions.find_error("node.capacity.gpu / 100", score=True) is None

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,6 +72,8 @@ def test_image_needs_no_development_package(build_image: ModuleType) -> None:
 def test_wheel_is_the_same_twice_and_runs_in_the_image(build_image: ModuleType, tmp_path: Path) -> None:
     wheels = [build_image.build_wheel(tmp_path / name) for name in ("1", "2")]
     assert wheels[0].read_bytes() == wheels[1].read_bytes()
+    with zipfile.ZipFile(wheels[0]) as packed:
+        assert "holdfast/console/assets/index.html" in packed.namelist(), "the console is missing; next: make console"
     build_image.write_image(tmp_path / "image", build_image.image_entries(wheels[0]), 1_700_000_000, "0.1.0")
     root = tmp_path / "root"
     with tarfile.open(fileobj=io.BytesIO(layer(tmp_path / "image"))) as archive:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests import factories
 
+from holdfast.model.assignment import Assignment
 from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
@@ -185,6 +186,22 @@ async def test_pod_deletion_respects_the_budget_unless_forced(api: Api, region: 
     assert (await api.as_user("nobody").delete(POD)).code == 403
     assert (await api.as_user("tim").delete(POD, {"gracePeriodSeconds": 0})).code == 200
     assert terminating(region) and region.objects.get(BY_NAME["Binding"], "shop", "web-0.1") is not None
+
+
+async def test_pod_deletion_in_a_region_without_a_share_says_what_helps(api: Api, region: World) -> None:
+    """No share is requested for one pod, so the message must not promise one."""
+    made = factories.assignment("web", "west", namespace="shop", disruption=Disruption(max_unavailable=1))
+    without_share = msgspec.structs.replace(made.spec, disruption_share=0)
+    copy = Assignment(metadata=ObjectMeta(name=made.metadata.name, namespace="shop"), spec=without_share)
+    await region.commit(Create(copy), role="link")
+    await serving_replica(region, 1)
+    deleted = await api.as_user("tim").delete(POD)
+    assert deleted.code == 429 and not terminating(region)
+    assert "no share of maxUnavailable 1 at the moment; drain the node" in deleted.json["message"]
+    assert "was requested" not in deleted.json["message"]
+    await cordon(api)
+    drained = await api.post(f"{POD}/eviction", EVICTION)
+    assert drained.code == 429 and "a share was requested from the global cell" in drained.json["message"]
 
 
 def terminating(region: World) -> bool:

@@ -16,7 +16,7 @@ from holdfast.identity.authenticate import Authenticator
 from holdfast.model.errors import Ambiguous, Forbidden, Unavailable
 from holdfast.server.app import Application
 from holdfast.server.request import Request
-from holdfast.store.contract import Committed, Txn
+from holdfast.store.contract import Append, Committed, LogRecord, Txn
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 
@@ -36,6 +36,13 @@ class FaultyDisk(MemoryStore):
         self.unanswered: list[bool] = []
         """For each of the next appends: whether it happens although no answer comes."""
         self.is_full = False
+        self.examined = 0
+        """Records of the log that were read."""
+
+    async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
+        found = await super().read_log(log, after=after, limit=limit)
+        self.examined += len(found)
+        return found
 
     async def commit(self, txn: Txn) -> Committed:
         if not txn.appends or txn.writes:
@@ -161,6 +168,16 @@ async def test_unanswered_append_is_read_back_and_counted_once(faulty: FaultyWor
     assert (await Api(faulty.app, "tim").delete(DENIED)).code == 403
     assert await faulty.counted() == 1
     assert len(await faulty.disk.read_log(AUDIT_LOG)) == 1
+
+
+async def test_unanswered_append_after_a_restart_does_not_read_the_whole_log(faulty: FaultyWorld) -> None:
+    """The process has read nothing of the log, which an earlier process filled."""
+    await faulty.disk.commit(Txn(appends=tuple(Append(AUDIT_LOG, b'{"result":"old"}') for _ in range(3_000))))
+    faulty.disk.unanswered = [True]
+    assert (await Api(faulty.app, "tim").delete(DENIED)).code == 403
+    assert faulty.disk.examined == 1
+    (record,) = await faulty.disk.read_log(AUDIT_LOG, after=3_000)
+    assert b'"principal":"tim"' in record.value
 
 
 async def test_denial_that_no_handler_records_is_recorded(faulty: FaultyWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import pytest
 
+from holdfast.gate import audit_rows
 from holdfast.gate.audit import AUDIT_LOG, REFUSED, AuditRecord, decode_record
 
 from .conftest import V1, WORKLOADS, Api, World, workload
@@ -56,8 +58,6 @@ ATTEMPTS = {
     "raise the own quota": Attempt("PATCH", f"{V1}/namespaces/shop/quotas/quota", {"spec": {"hard": {"cpu": "9999"}}}),
     "all tenants by a cluster-wide list": Attempt("GET", f"{V1}/workloads"),
     "all tenants by a field selector": Attempt("GET", f"{V1}/workloads?fieldSelector=metadata.namespace%3Dshop"),
-    "another tenant by a dot segment at the end": Attempt("GET", f"{THEIRS}/."),
-    "another tenant by encoded slashes": Attempt("GET", f"{V1}/namespaces/shop%2f..%2fother/workloads"),
     "Secrets, as a viewer": Attempt("GET", "/api/v1/namespaces/shop/secrets", user="vera"),
     "metrics, as a tenant": Attempt("GET", "/metrics"),
     "the audit log, as a tenant": Attempt("GET", "/audit/v1"),
@@ -65,11 +65,22 @@ ATTEMPTS = {
     "an unknown token": Attempt("GET", WORKLOADS, user="", headers={"authorization": "Bearer hf_" + "x" * 43}),
     "no credential": Attempt("GET", WORKLOADS, user=""),
 }
-PATHS_WITHOUT_A_ROUTE = (
-    "/apis/holdfast.dev/v1/namespaces/shop/../other/workloads",
-    "/apis/holdfast.dev/v1//namespaces/other/workloads",
-    "/APIS/holdfast.dev/v1/namespaces/other/workloads",
-)
+MALFORMED_PATHS = {
+    "a dot segment": f"{V1}/namespaces/shop/../other/workloads",
+    "a dot segment at the end": f"{THEIRS}/.",
+    "dot segments to a file": "/apis/../../etc/passwd",
+    "two slashes": f"{V1}//namespaces/other/workloads",
+    "two slashes at the beginning": f"/{THEIRS}",
+    "two slashes at the end": f"{THEIRS}//",
+    "a slash that is encoded twice": f"{V1}/namespaces/shop%2f..%2fother/workloads",
+    "dots that are encoded twice": f"{V1}/namespaces/shop/%2e%2e/other/workloads",
+    "backslashes": f"{V1}/namespaces/shop\\..\\other/workloads",
+    "a zero byte": f"{THEIRS}/theirs\0.json",
+    "another case of the prefix": THEIRS.replace("/apis", "/APIS"),
+    "another case of the resource": THEIRS.replace("/workloads", "/Workloads"),
+    "the console's prefix": f"/console/api/resources{V1}/../v1/namespaces/other/workloads",
+}
+PATHS_WITHOUT_A_ROUTE = (f"{V1}/namespaces/shop/absent", "/apis/absent.example.com/v1", "/metrics/absent/x")
 
 
 async def refusals(world: World) -> list[AuditRecord]:
@@ -104,8 +115,35 @@ async def test_stale_certificate_is_refused_and_recorded_once(world: World, not_
     assert (record.principal, record.reason, record.count) == ("ada", why, 1)
 
 
+@pytest.mark.parametrize("name", MALFORMED_PATHS)
+async def test_malformed_path_is_refused_and_recorded_once_for_whoever_sends_it(world: World, name: str) -> None:
+    path = MALFORMED_PATHS[name]
+    headers = {"x_holdfast_console": "x", "host": "localhost"} if path.startswith("/console") else {}
+    for number, (user, code) in enumerate((("tim", 400), ("ada", 400), ("", 401)), 1):
+        reply = await Api(world.app, user).call("GET", path, **headers)
+        assert reply.code == code, reply.body
+        found = await refusals(world)
+        assert len(found) == number and found[-1].count == 1
+        assert found[-1].principal.startswith(user or "system:anonymous")
+        if user:
+            assert (found[-1].reason, found[-1].resource, found[-1].verb) == ("MalformedPath", "paths", "get")
+            assert found[-1].message.isprintable()
+
+
 @pytest.mark.parametrize("path", PATHS_WITHOUT_A_ROUTE)
-async def test_path_trick_reaches_no_route(world: World, path: str) -> None:
+async def test_well_formed_path_without_a_route_is_not_found_and_leaves_no_record(world: World, path: str) -> None:
     """Such a path names nothing that the server has, for whoever asks, so nothing was denied."""
     for user in ("tim", "ada"):
         assert (await Api(world.app, user).get(path)).code == 404
+    assert await refusals(world) == []
+
+
+async def test_flood_of_malformed_paths_is_counted_in_few_records(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_rows, "AUDIT_PROMPT_BURST", 3)
+    tim = Api(world.app, "tim")
+    answers = await asyncio.gather(*(tim.get(f"{V1}/../{number}") for number in range(500)))
+    assert {answer.code for answer in answers} == {400}
+    found = await refusals(world)
+    assert sum(record.count for record in found) == 500 and len(found) <= 4

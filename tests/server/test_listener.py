@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.gate.audit import read_records
 from holdfast.identity.certificates import issue, make_ca
-from holdfast.model.principal import OPERATORS
+from holdfast.model.principal import OPERATORS, TENANT_PREFIX
 from holdfast.server import listener
 from holdfast.server.listener import MAX_HEADER_BYTES, Listener, TlsFiles, listen
 
-from .conftest import WORKLOADS, Api, World, workload
+from .conftest import V1, WORKLOADS, Api, World, workload
 
 HOST = "127.0.0.1"
 
@@ -113,6 +114,33 @@ async def test_non_http_input_is_answered_with_400_status(plain: Listener) -> No
         response = await client.closed()
         assert response.startswith(b"HTTP/1.1 400") and b'"kind":"Status"' in response, data
         client.close()
+
+
+async def test_malformed_path_is_refused_and_recorded_as_it_was_sent(plain: Listener, world: World) -> None:
+    """Over a socket, paths are decoded once, absolute targets are accepted, and nothing is resolved."""
+    token = world.tokens.issue("t", "tim", (f"{TENANT_PREFIX}shop",))
+    own, theirs = f"{V1}/namespaces/shop", f"{V1}/namespaces/other/workloads"
+    sent = (
+        f"{own}%2f..%2fother/workloads",
+        f"{own}/%2e%2e/other/workloads",
+        f"{own}/%2E./other/workloads",
+        f"{own}%252f..%252fother/workloads",
+        f"{own}/workloads%2Fweb",
+        f"{own}/workloads/web%2fstatus",
+        f"{own}/..%5cother/workloads",
+        f"{theirs}/%00",
+        f"/.{theirs}",
+        f"http://x/{own}/../other/workloads",
+    )
+    for target in sent:
+        client = await Client.to(plain.port)
+        await client.send(f"GET {target} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+        code, answer = await client.answer()
+        assert (code, answer["reason"]) == (400, "BadRequest"), target
+        client.close()
+    records = [record for _, record in await read_records(world.store) if record.get("reason") == "MalformedPath"]
+    assert [record["count"] for record in records] == [1] * len(sent)
+    assert [record["message"] for record in records[:-1]] == list(sent[:-1])
 
 
 async def test_slow_body_is_answered_with_408_and_closed(

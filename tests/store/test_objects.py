@@ -50,6 +50,10 @@ class WatchOnly:
         return self._store.compacted
 
     @property
+    def log_position(self) -> int:
+        return self._store.log_position
+
+    @property
     def max_writes(self) -> int:
         return self._store.max_writes
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests import page_lines
 from tests.page_commands import EXECUTED_PAGES, RUN_OTHERWISE, command_blocks
 
 from holdfast.cli.app import holdfast
@@ -86,3 +87,22 @@ def test_every_command_block_of_every_page_is_run_by_a_test() -> None:
     with_blocks = {page.relative_to(ROOT).as_posix() for page in pages() if command_blocks(page)}
     assert with_blocks - set(EXECUTED_PAGES) - set(RUN_OTHERWISE) == set(), "next: add it to EXECUTED_PAGES"
     assert set(EXECUTED_PAGES) | set(RUN_OTHERWISE) <= with_blocks
+
+
+def test_every_page_with_command_lines_is_run_by_a_test() -> None:
+    with_lines = page_lines.pages_with_lines()
+    assert with_lines - set(page_lines.PAGES) - set(page_lines.RUN_OTHERWISE) == set(), "next: add it to PAGES"
+    assert set(page_lines.PAGES) | set(page_lines.RUN_OTHERWISE) <= with_lines
+
+
+def test_lines_that_are_not_run_exist_and_name_the_test_that_runs_them() -> None:
+    reasons = list(page_lines.RUN_OTHERWISE.values())
+    for name, page in page_lines.PAGES.items():
+        lines = page_lines.command_lines(name)
+        for start, reason in page.not_run.items():
+            assert any(line.startswith(start) for line in lines), f"{name}: {start}"
+            reasons.append(reason)
+    for reason in reasons:
+        named = re.findall(r"(?:tests|docs)/[\w/-]+(?:\.\w+)?", reason)
+        assert named, reason
+        assert [path for path in named if not (ROOT / path).exists()] == []

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.e2e.recorded_answers import acts_first
 
 from holdfast.authority import provisional
 from holdfast.drills import catalog
+from holdfast.drills.report import QUESTIONS
 from holdfast.fleet import ordinals, region_health, spillover
 from holdfast.fleet.override_kinds import RULES
 from holdfast.fleet.recovery import failback, recover, recovery_status, slot_matching, start_rate, targets
@@ -126,6 +128,16 @@ FIGURES: list[tuple[str, str, tuple[object, ...]]] = [
     ("access.md", "A cell keeps the newest {:,} records.", (audit.AUDIT_RECORDS_MAX,)),
     ("boundaries.md", "resync every {:.0f} s", (limits.RESYNC_S,)),
     ("boundaries.md", "about {:.0f} s to move without contact", (ordinals.TENURE_WAIT_S,)),
+    ("boundaries.md", "until its lease of {:.0f} s has ended", (limits.LEADER_TTL_S,)),
+    (
+        "boundaries.md",
+        "about {:.0f} s in its region (lease {:.0f} s, drift, {:.0f} s to kill)",
+        (
+            limits.NODE_LEASE_TTL_S * (1 + limits.CLOCK_DRIFT) + limits.KILL_DURATION_MAX_S,
+            limits.NODE_LEASE_TTL_S,
+            limits.KILL_DURATION_MAX_S,
+        ),
+    ),
     ("boundaries.md", "spillover after {:.0f} s", (limits.SPILLOVER_AFTER_S,)),
     ("boundaries.md", "its Grant, for {:.0f} s; then provisional work only", (limits.GRANT_LEASE_S,)),
     ("boundaries.md", "one slice of {} replicas", (FAIR_QUEUE_SLICE,)),
@@ -175,11 +187,37 @@ def module_of(drill: catalog.Drill) -> ModuleType:
     return module
 
 
-def test_readiness_page_answers_for_every_drill(root: Path) -> None:
-    rows = re.findall(r"^\| `([a-z-]+)` \|(?: [^|]+ \|){5}$", (root / "docs" / "readiness.md").read_text(), re.M)
-    assert rows == list(catalog.DRILLS)
+def test_failure_matrix_answers_six_questions_for_every_drill_and_links_report_and_scenario(root: Path) -> None:
+    text = (root / "docs" / "failures.md").read_text()
+    row = r"^\| `([a-z-]+)`: ([^|]+) \|(?: [^|]+ \|){6} \[report\]\(([^)]+)\), \[`([a-z-]+)`\]\([^)]+\) \|$"
+    assert re.findall(row, text, re.MULTILINE) == [
+        (drill.name, drill.failure, f"reference/drill-reports.md#{drill.name}", drill.simulated_by)
+        for drill in catalog.DRILLS.values()
+    ]
+
+
+def test_metrics_of_the_failure_matrix_exist(root: Path) -> None:
+    text = (root / "docs" / "failures.md").read_text()
+    metrics = (root / "docs" / "metrics.md").read_text()
+    assert [name for name in re.findall(r"`(holdfast_[a-z_]+)`", text) if f"| `{name}` |" not in metrics] == []
+
+
+def test_every_drill_has_a_recorded_report_with_six_answers(root: Path) -> None:
+    text = (root / "docs" / "reference" / "drill-reports.md").read_text()
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert [section.split("\n", 1)[0] for section in sections] == list(catalog.DRILLS)
+    for section in sections:
+        for question in QUESTIONS.values():
+            assert re.search(rf"^{re.escape(question)}\n  \S", section, re.MULTILINE), (section[:40], question)
 
 
 def test_page_lists_every_drill_with_its_scenario(root: Path) -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| `([a-z-]+)` \|$", (root / "docs" / "recovery.md").read_text(), re.M)
     assert rows == [(drill.name, drill.simulated_by) for drill in catalog.DRILLS.values()]
+
+
+@pytest.mark.parametrize("drill", catalog.DRILLS)
+def test_failure_matrix_says_who_acts_first_in_a_drill(drill: str) -> None:
+    """The tests with drills compare this with the recorded history."""
+    first = acts_first(drill)
+    assert first and all(re.fullmatch(r"[a-z-]+", name) for name in first), first

@@ -56,6 +56,25 @@ def test_build_names_a_broken_link_anchor_and_picture(tmp_path: Path, monkeypatc
     ]
 
 
+def rendered(tmp_path: Path, text: str) -> str:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text(text)
+    return PageRenderer(tmp_path, build_site.output_name).render("docs/a.md").body
+
+
+def test_long_name_in_a_table_breaks_after_dots(tmp_path: Path) -> None:
+    body = rendered(tmp_path, "| field | meaning |\n|---|---|\n| `spec.ports[].name` | `a.b` |\n| `S1` | see `x.y` |\n")
+    assert "<td><code>spec.<wbr>ports[].<wbr>name</code></td>" in body
+    assert "<code>a.b</code>" in body
+
+
+def test_link_to_a_file_of_the_tree_shows_its_path_once(tmp_path: Path) -> None:
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "x.yaml").write_text("")
+    body = rendered(tmp_path, "# A\n\n[`examples/x.yaml`](../examples/x.yaml) and [this](../examples/x.yaml)\n")
+    assert "<code>examples/x.yaml</code> and this (examples/x.yaml)" in body
+
+
 def test_built_pages_need_no_network_and_no_inline_code(built: Path) -> None:
     pages = list(built.rglob("*.html"))
     assert len(pages) > 50

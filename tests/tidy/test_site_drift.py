@@ -44,7 +44,7 @@ def column(site: build_site.Site, page: str, number: int = 0) -> set[str]:
     rows = re.findall(r"<tr>\s*(<td>.*?)</tr>", site.pages[f"docs/{page}"].body, re.DOTALL)
     cells = [re.findall(r"<td>(.*?)</td>", row, re.DOTALL) for row in rows]
     named = [re.match(r"<code>(.*?)</code>", row[number]) for row in cells if len(row) > number]
-    return {html.unescape(match[1]) for match in named if match}
+    return {html.unescape(match[1].replace("<wbr>", "")) for match in named if match}
 
 
 def headings(site: build_site.Site, page: str) -> set[str]:

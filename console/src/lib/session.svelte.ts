@@ -31,6 +31,8 @@ class SessionState {
 
   /** Uses the code in the address if there is one, else the session that this browser has. */
   async begin(): Promise<void> {
+    // Another tab of this browser signed out.
+    addEventListener("storage", (event) => { if (event.key === STORED && !event.newValue) location.replace("/console"); });
     const code = new URLSearchParams(location.hash.slice(1)).get("sign-in");
     if (location.pathname === CALLBACK) {
       await this.#fromIssuer(new URLSearchParams(location.search));
@@ -116,7 +118,8 @@ class SessionState {
   async signOut(): Promise<void> {
     await fetch("/console/api/session", { method: "DELETE", headers: this.headers() }).catch(() => null);
     localStorage.removeItem(STORED);
-    this.current = null;
+    // Loaded anew: a session that ends by itself keeps the page in sight, but whoever signs out leaves nothing behind.
+    location.replace("/console");
   }
 
   mayExec(tenant: string): boolean {

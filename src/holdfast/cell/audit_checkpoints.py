@@ -1,7 +1,8 @@
 """Signs the state of the audit log at intervals, as a component of the cell's process.
 
 Owns `audit.key` (Ed25519, made at the first start), `audit.pub` and `audit-checkpoints.jsonl` in the state directory:
-outside of the store, so that a store that was rewritten or cut off contradicts them.
+outside of the store, so that a store that was rewritten or cut off contradicts them. Trims the log once after a start:
+the gate counts the records of its own process only, so a cell that restarts often would never trim.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from holdfast.foundation.ports import Ports
-from holdfast.gate.audit import AUDIT_LOG
+from holdfast.gate.audit import AUDIT_LOG, AUDIT_RECORDS_MAX
 from holdfast.gate.audit_chain import AuditCheckpoint
 from holdfast.model.errors import Fault, StoreFailed
 from holdfast.model.times import micro_text
@@ -89,6 +90,7 @@ class AuditCheckpoints:
         self._written = 0
         self._last: AuditCheckpoint | None = None
         self._checked = False
+        self._trimmed = False
 
     async def start(self) -> None:
         self._key = await asyncio.to_thread(load_or_make_key, self._state)
@@ -106,6 +108,9 @@ class AuditCheckpoints:
     async def _checkpoint_or_log(self) -> None:
         try:
             await self.checkpoint()
+            if not self._trimmed:  # after the checkpoint, which signs the records first
+                await self._store.trim_log(AUDIT_LOG, keep=AUDIT_RECORDS_MAX)
+                self._trimmed = True
         except (Fault, OSError) as problem:
             _log.warning("audit_checkpoint_failed", cell=self._cell, reason=str(problem))
 

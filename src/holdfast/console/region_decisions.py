@@ -132,7 +132,7 @@ async def _rebuilt(
         return None, why.reason, why.message, (), None
     rules, now_s = recorded_rules(state), parse_time(decision.spec.decided_at)
     requirements = recorded_requirements(decision.spec, state.request)
-    matrix = decision_matrix(snapshot, requirements, rules, now_s)
+    matrix = decision_matrix(snapshot, requirements, rules, now_s, decision.spec.policy_revision)
     unplaced = any(not entry.node for entry in decision.spec.entries)
     fix = WhyNotQuery(snapshot, requirements, rules, now_s).suggested_fix() if unplaced else None
     result = replay(reader.region, decision, state)

@@ -313,6 +313,9 @@ def sentence(
         state = (
             f"{line.succeeded} of {workload.spec.batch.completions if workload.spec.batch else line.wanted} completed."
         )
+        if line.state == "bad":
+            why = f"{line.reason}: {line.message.rstrip('.')}."
+            return Sentence(state=state, why=why, next="nothing: it has failed, and starts no further replica")
     else:
         state = f"{line.serving} of {line.wanted} replicas serve."
     if waits:

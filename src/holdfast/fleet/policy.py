@@ -35,10 +35,12 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         return NO_CHANGES
     name = f"{policy.metadata.name}-{rules_hash(policy.spec.rules)}"
     stop = policy_guard.current_stop(policy, name) or policy_guard.detect_breach(policy, name, view.list(Region), now)
-    writes, sequence = _revisions(policy, name, stop, view.list(PolicyRevision))
+    revisions = view.list(PolicyRevision)
+    above = _revision_above(policy, name, revisions)
+    writes, sequence = _revisions(policy, name, stop, revisions, above is not None and not _is_in_force(above, view))
     conditions = (
         _published(policy, name, sequence),
-        _spread(policy, name, stop, view),
+        _spread(policy, name, stop, view, above if above is not None and above.spec.sequence > sequence else None),
         policy_guard.stopped_condition(policy, stop),
     )
     status = policy.status
@@ -62,10 +64,32 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     return Outcome(writes=tuple(writes), notices=notices) if writes else NO_CHANGES
 
 
+def _revision_above(policy: SchedulerPolicy, name: str, revisions: Iterable[PolicyRevision]) -> PolicyRevision | None:
+    """The active revision of another policy that decides instead of this one. Admission allows no two active policies;
+    they may be older than this rule, or one may be deleted."""
+    revisions = [r for r in revisions if r.spec.stage is PromotionStage.ACTIVE and not r.metadata.terminating]
+    own = next((r.spec.sequence for r in revisions if r.metadata.name == name), None)
+    if own is None:
+        return None
+    above = [r for r in revisions if r.spec.policy != policy.metadata.name and r.spec.sequence > own]
+    return max(above, key=lambda r: r.spec.sequence, default=None)
+
+
+def _is_in_force(revision: PolicyRevision, view: View) -> bool:
+    """Whether the policy of the revision exists and is not a draft."""
+    owner = view.get(SchedulerPolicy, revision.spec.policy)
+    return owner is not None and owner.spec.stage is not PromotionStage.DRAFT
+
+
 def _revisions(
-    policy: SchedulerPolicy, name: str, stop: PolicyStop | None, revisions: Sequence[PolicyRevision]
+    policy: SchedulerPolicy,
+    name: str,
+    stop: PolicyStop | None,
+    revisions: Sequence[PolicyRevision],
+    overtaken: bool = False,
 ) -> tuple[list[Write], int]:
-    """Writes of PolicyRevisions, and the sequence of the policy's current revision."""
+    """Writes of PolicyRevisions, and the sequence of the policy's current revision. A revision that was overtaken by
+    one of a deleted policy or of a draft becomes the newest again."""
     newest = max((r.spec.sequence for r in revisions), default=0)
     stored = next((r for r in revisions if r.metadata.name == name), None)
     stage, regions = policy_guard.effective_stage(policy, stop)
@@ -84,7 +108,7 @@ def _revisions(
     if stop is not None:
         return _stopped(stored, kept, revisions, newest), stored.spec.sequence
     returns = policy.status.revision not in ("", name) and stored.spec.sequence != newest
-    if kept != stored.spec or returns:
+    if kept != stored.spec or returns or (overtaken and stage is PromotionStage.ACTIVE):
         return [Update(msgspec.structs.replace(stored, spec=wanted))], newest + 1
     return [], stored.spec.sequence
 
@@ -123,8 +147,20 @@ def _published(policy: SchedulerPolicy, name: str, sequence: int) -> Condition:
     )
 
 
-def _spread(policy: SchedulerPolicy, name: str, stop: PolicyStop | None, view: View) -> Condition:
-    """Whether all regions that should use the revision use it. A partitioned region keeps its last one and is named."""
+def _spread(
+    policy: SchedulerPolicy, name: str, stop: PolicyStop | None, view: View, above: PolicyRevision | None
+) -> Condition:
+    """Whether all regions that should use the revision use it. A partitioned region keeps its last one and is named.
+    `above` is a newer active revision of another policy."""
+    if above is not None:
+        return Condition(
+            type="Promoted",
+            status="False",
+            reason=Reason.ANOTHER_POLICY_ACTIVE,
+            message=f"revision {above.metadata.name} of policy {above.spec.policy} is newer, and decides; next: set "
+            f"spec.stage of policy {above.spec.policy} to Draft",
+            observed_generation=policy.metadata.generation,
+        )
     stage, canary = policy_guard.effective_stage(policy, stop)
     users = [
         r
@@ -157,4 +193,5 @@ def keys(view: View) -> Iterable[Key]:
 
 
 def woken_by_policy(new: SchedulerPolicy | None, old: SchedulerPolicy | None, view: View) -> Iterable[Key]:
-    return (new.key,) if new is not None else ()
+    """All policies: if another one is deleted or becomes a draft, this one decides again."""
+    return keys(view)

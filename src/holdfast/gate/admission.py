@@ -19,6 +19,7 @@ from holdfast.gate.override_admission import override_change, override_ended, ov
 from holdfast.gate.published_view import PublishedView
 from holdfast.gate.role_admission import binding_within_rights, builtin_role, role_within_rights, writer_has_verb
 from holdfast.model import limits
+from holdfast.model.active_policy import active_policy
 from holdfast.model.binding import ReservationPhase
 from holdfast.model.core import Event
 from holdfast.model.cron_workload import CronWorkload, run_of
@@ -30,7 +31,10 @@ from holdfast.model.ownership import GARBAGE_COLLECTOR, OPERATOR, TENANT_CONTENT
 from holdfast.model.principal import CONTROLLERS, Principal
 from holdfast.model.priority_class import PriorityClass
 from holdfast.model.quantity import BadQuantity, amount_text, amounts, scaled, shortfall
+from holdfast.model.reasons import Reason
 from holdfast.model.recovery_budget import RecoveryBudget
+from holdfast.model.region import Region
+from holdfast.model.scheduler_policy import PolicyRevision, PromotionStage, SchedulerPolicy, another_policy_text
 from holdfast.model.tenant import user_refusal
 from holdfast.model.validation import forbidden, invalid, unsupported
 from holdfast.model.workload import wanted_replicas
@@ -302,6 +306,43 @@ def policy_regions(case: AdmissionCase) -> Iterator[Finding]:
             yield unsupported(f"spec.canaryRegions[{index}]", name, known)
 
 
+def policy_only_one(case: AdmissionCase) -> Iterator[Finding]:
+    """Only one policy may be in a stage other than Draft. Of two, the revision with the newer sequence would decide
+    everywhere, although both look active."""
+    after = cast("SchedulerPolicy", case.after)
+    if after.spec.stage is PromotionStage.DRAFT:
+        return
+    others = (p for p in case.all("SchedulerPolicy") if p.metadata.name != after.metadata.name)
+    other = next((p for p in others if p.spec.stage is not PromotionStage.DRAFT), None)
+    if other is not None:
+        yield Refused(
+            Reason.ANOTHER_POLICY_ACTIVE.value,
+            another_policy_text(other.metadata.name, other.spec.stage.value),
+            {"policy": other.metadata.name},
+        )
+
+
+def policy_not_deciding(case: AdmissionCase) -> Iterator[Finding]:
+    """A policy with a revision in use is not deleted: its rules would go on deciding, and no policy would show them."""
+    name = cast("Object", case.before).metadata.name
+    here = PublishedView(case.objects)
+    revisions, overrides = here.list(PolicyRevision), here.list(Override)
+    owners = {r.metadata.name: r.spec.policy for r in revisions}
+    using: dict[str, list[str]] = {}
+    for region in sorted(r.metadata.name for r in here.list(Region)):
+        used = active_policy(revisions, overrides, region, case.now).revision
+        if owners.get(used) == name:
+            using.setdefault(used, []).append(region)
+    for used, regions in using.items():
+        yield Refused(
+            "InUse",
+            f"in use: its revision {used} decides in {', '.join(regions)}; next: set spec.stage of "
+            f"policy {name} to Draft, then holdfast policy promote OTHER with the policy that shall decide",
+            {"revision": used, "regions": regions},
+        )
+        return
+
+
 def quota_unused(case: AdmissionCase) -> Iterator[Finding]:
     if case.before is not None and case.all("Workload", case.before.metadata.namespace):
         yield AdmissionWarning(
@@ -395,7 +436,7 @@ def policy_expressions_compile(case: AdmissionCase) -> Iterator[Finding]:
 
 
 ON_WRITE: dict[str, tuple[Rule, ...]] = {
-    "SchedulerPolicy": (policy_expressions_compile, policy_filters_match_nodes, policy_regions),
+    "SchedulerPolicy": (policy_expressions_compile, policy_filters_match_nodes, policy_regions, policy_only_one),
     "Workload": (workload_priority_class, workload_user, workload_quota, workload_pending_cap, workload_regions),
     "CronWorkload": (cron_time_zone, cron_runs),
     "Secret": (config_within_tenant_limits,),
@@ -414,6 +455,7 @@ ON_WRITE: dict[str, tuple[Rule, ...]] = {
 
 ON_DELETE: dict[str, tuple[Rule, ...]] = {
     "PriorityClass": (priority_class_unused,),
+    "SchedulerPolicy": (policy_not_deciding,),
     "Region": (region_empty,),
     "Node": (node_empty,),
     "Override": (override_ended,),

@@ -126,7 +126,6 @@ class AuditLog:
         self._prompt = RowBatch()
         self._allowances = CallerAllowances()
         self._appending = asyncio.Lock()
-        self._read_through = 0
         self._since_trim = 0
         self._flushing: asyncio.Task[None] | None = None
         self._committing: asyncio.Task[None] | None = None
@@ -266,11 +265,12 @@ class AuditLog:
 
     async def _commit(self, appends: tuple[Append, ...]) -> None:
         """Appends the records once. If the store does not answer, reads the log before it tries again."""
+        before = self._store.log_position
         for attempt in range(limits.READ_BACK_ATTEMPTS):
             try:
                 await self._store.commit(Txn(appends=appends))
             except Ambiguous:
-                if await self._has_record(appends[0].value):
+                if await self._has_record(appends[0].value, after=before):
                     return
                 if attempt + 1 == limits.READ_BACK_ATTEMPTS:
                     raise
@@ -278,12 +278,12 @@ class AuditLog:
             else:
                 return
 
-    async def _has_record(self, value: bytes) -> bool:
-        """Whether the log has this record. Records that an earlier call has read are not read again."""
-        while page := await self._store.read_log(AUDIT_LOG, after=self._read_through, limit=AUDIT_SCAN_RECORDS):
+    async def _has_record(self, value: bytes, *, after: int) -> bool:
+        """Whether the log has this record after a sequence number."""
+        while page := await self._store.read_log(AUDIT_LOG, after=after, limit=AUDIT_SCAN_RECORDS):
             if any(record.value.startswith(value[:-1]) for record in page):  # the store may add the link at its end
                 return True
-            self._read_through = page[-1].sequence
+            after = page[-1].sequence
         return False
 
     async def close(self) -> None:

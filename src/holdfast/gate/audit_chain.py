@@ -83,7 +83,11 @@ def verify(
     records: Sequence[tuple[int, bytes]], checkpoints: Sequence[AuditCheckpoint], key: Ed25519PublicKey
 ) -> ChainReport:
     """`records` are sequence numbers and stored bytes, oldest first. The first may follow records that were trimmed."""
-    findings = [*_trim_findings(records), *_link_findings(records), *_checkpoint_findings(records, checkpoints, key)]
+    findings = [
+        *_trim_findings(records, checkpoints),
+        *_link_findings(records),
+        *_checkpoint_findings(records, checkpoints, key),
+    ]
     return ChainReport(
         records=len(records),
         linked=sum(1 for _, value in records if link_of(value)),
@@ -95,10 +99,26 @@ def verify(
     )
 
 
-def _trim_findings(records: Sequence[tuple[int, bytes]]) -> Iterable[ChainFinding]:
-    if records and records[0][0] > 1 and len(records) < AUDIT_RECORDS_MAX:
+def _trim_findings(
+    records: Sequence[tuple[int, bytes]], checkpoints: Sequence[AuditCheckpoint]
+) -> Iterable[ChainFinding]:
+    if not records or len(records) >= AUDIT_RECORDS_MAX:
+        return
+    first = records[0][0]
+    if any(link_of(value) for _, value in records):
+        is_missing = first > 1
+    else:  # etcd: sequence numbers have gaps, so the checkpoints tell how many records there were
+        early = [c for c in checkpoints[_newest_start(checkpoints) :] if c.after < first]
+        held = sum(1 for sequence, _ in records if early and sequence <= early[-1].through)
+        is_missing = sum(c.count for c in early) > held
+    if is_missing:
         problem = f"records before it are missing, although the log keeps the newest {AUDIT_RECORDS_MAX}"
-        yield ChainFinding(records[0][0], problem)
+        yield ChainFinding(first, problem)
+
+
+def _newest_start(checkpoints: Sequence[AuditCheckpoint]) -> int:
+    """The place of the first checkpoint over the records that the store has now."""
+    return max((place for place, c in enumerate(checkpoints) if c.restarted), default=0)
 
 
 def _link_findings(records: Sequence[tuple[int, bytes]]) -> Iterable[ChainFinding]:
@@ -120,7 +140,7 @@ def _checkpoint_findings(
     held = dict(records)
     first = records[0][0] if records else 0
     before: AuditCheckpoint | None = None
-    newest_start = max((place for place, c in enumerate(checkpoints) if c.restarted), default=0)
+    newest_start = _newest_start(checkpoints)
     for place, checkpoint in enumerate(checkpoints):
         at = checkpoint.through
         if not checkpoint.is_signed_by(key):
@@ -135,8 +155,13 @@ def _checkpoint_findings(
             yield ChainFinding(at, "record is missing, but a checkpoint was signed after it: the log was truncated")
         elif record_hash(covered[-1][1]).decode() != checkpoint.head:
             yield ChainFinding(at, "record differs from the one that a checkpoint signed")
-        elif first <= checkpoint.after + 1 and not _has_digest(checkpoint, covered):
+        elif _is_whole(checkpoint, covered, first) and not _has_digest(checkpoint, covered):
             yield ChainFinding(at, f"records after {checkpoint.after} differ from those that a checkpoint signed")
+
+
+def _is_whole(checkpoint: AuditCheckpoint, covered: Sequence[tuple[int, bytes]], first: int) -> bool:
+    """Whether no record of the checkpoint was trimmed. Records of etcd are not numbered one by one."""
+    return first <= checkpoint.after + 1 or len(covered) == checkpoint.count
 
 
 def _has_digest(checkpoint: AuditCheckpoint, covered: Sequence[tuple[int, bytes]]) -> bool:

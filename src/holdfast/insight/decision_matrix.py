@@ -9,6 +9,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from holdfast.insight.expression_refusals import expression_refusal_text
+from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import PolicyRules
 from holdfast.scheduling import filters
 from holdfast.scheduling.refusal_summary import refusal_message
@@ -69,8 +71,9 @@ class DecisionMatrix(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def decision_matrix(
-    snapshot: Snapshot, requirements: ReplicaRequirements, rules: PolicyRules, now: float
+    snapshot: Snapshot, requirements: ReplicaRequirements, rules: PolicyRules, now: float, policy: str = ""
 ) -> DecisionMatrix:
+    """`policy` names the revision of the rules."""
     scratch = Scratch(snapshot, now)
     eligible = filters.eligible_nodes(scratch, requirements, rules)
     skew = filters.skew_of(scratch, requirements, rules, eligible)
@@ -92,9 +95,14 @@ def decision_matrix(
         left &= ~refused
         columns.append(FilterColumn(name, int(left.sum())))
 
+    def message(reason: Reason, slot: int) -> str:
+        if reason is Reason.EXPRESSION_REFUSED:
+            return expression_refusal_text(snapshot, requirements, rules, [slot], policy)
+        return refusal_message(scratch, requirements, reason, [slot])
+
     def row(slot: int) -> MatrixRow:
         mine = [(owner, reason) for owner, (reason, slots) in refusals if slots[slot]]
-        messages = tuple(refusal_message(scratch, requirements, reason, [slot]) for _, reason in mine)
+        messages = tuple(message(reason, slot) for _, reason in mine)
         return MatrixRow(
             snapshot.name(slot), snapshot.zone(slot), {owner: reason.value for owner, reason in mine}, messages
         )

@@ -60,6 +60,9 @@ def replica_timeline_of(region: RegionClient, replica: Replica) -> Timeline:
     queue = region.pending_requests(now_s()) if whole else []
     member = tuple(m for m in request.spec.members if m.uid == replica.uid) if request is not None else ()
     waits = whole and bool(member) and not placed.binding and not placed.reservation
+    query = (
+        region.why_not_query(region.requirements_of(request, member, now_s()), now_s()) if waits and request else None
+    )
     known = Evidence(
         request=request,
         decision=region.get_object("Decision", Key(namespace, name)) if name else None,
@@ -67,9 +70,8 @@ def replica_timeline_of(region: RegionClient, replica: Replica) -> Timeline:
         if placed.reservation
         else None,
         binding=region.get_object("Binding", Key(namespace, placed.binding)) if placed.binding else None,
-        suggested_fix=region.why_not_query(region.requirements_of(request, member, now_s()), now_s()).suggested_fix()
-        if waits and request
-        else None,
+        suggested_fix=query.suggested_fix() if query is not None else None,
+        expression_refusal=query.expression_refusal() if query is not None else "",
         position=next((i for i, r in enumerate(queue, 1) if request is not None and r.uid == request.uid), 0),
         queue_length=len(queue),
     )
@@ -236,10 +238,16 @@ def pending_timelines(region: RegionClient, key: Key) -> list[Timeline]:
         decision = request.status.decision
         known = Evidence(request, region.get_object("Decision", Key(key.namespace, decision)) if decision else None)
         if whole:
-            cure = region.why_not_query(
+            query = region.why_not_query(
                 region.requirements_of(request, region.unplaced_members(request)[:1], now_s()), now_s()
-            ).suggested_fix()
-            known = msgspec.structs.replace(known, suggested_fix=cure, position=position, queue_length=len(queue))
+            )
+            known = msgspec.structs.replace(
+                known,
+                suggested_fix=query.suggested_fix(),
+                expression_refusal=query.expression_refusal(),
+                position=position,
+                queue_length=len(queue),
+            )
         timeline = request_timeline(request, known)
         timelines.append(msgspec.structs.replace(timeline, subject=f"{timeline.subject} in region {region.name}"))
     return timelines

@@ -130,7 +130,10 @@ class RegionClient:
         return tuple(m for m in request.spec.members if not self.builder().has_claim(m.uid))
 
     def why_not_query(self, ask: ReplicaRequirements, now: float, rules: PolicyRules | None = None) -> WhyNotQuery:
-        return WhyNotQuery(self.snapshot(), ask, rules or self.policy(now).rules, now)
+        if rules is not None:
+            return WhyNotQuery(self.snapshot(), ask, rules, now)
+        active = self.policy(now)
+        return WhyNotQuery(self.snapshot(), ask, active.rules, now, active.revision)
 
     def quota_headroom(self, tenant: str, now: float) -> Amounts | None:
         """The tenant's remaining quota in the region, as the scheduler estimates it."""

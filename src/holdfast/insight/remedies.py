@@ -139,7 +139,7 @@ BEYOND_NODES: dict[str, tuple[Remedy, ...]] = {
         Remedy(Effort.CAPACITY, "free resources for the missing members", 0.6),
     ),
     Reason.NO_VICTIMS: (
-        Remedy(Effort.WORKLOAD, "raise the priority: preemption would not free enough on any node", 0.8),
+        Remedy(Effort.WORKLOAD, "raise the priority: at the present one, preemption frees enough on no node", 0.8),
     ),
     Reason.VICTIMS_WITHIN_BUDGET: (
         Remedy(Effort.WAIT, "wait until more replicas of the named workloads serve"),

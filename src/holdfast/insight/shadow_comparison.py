@@ -44,7 +44,7 @@ def _difference_lines(region: str, decision: Decision) -> list[str]:
     chosen = {entry.replica: entry.node or "no node" for entry in decision.spec.entries}
     entries = decision.spec.shadow.entries if decision.spec.shadow is not None else ()
     return [
-        f"{region}: {decision.metadata.namespace}/{entry.replica}: {chosen.get(entry.replica, '?')}, "
-        f"shadow: {entry.node or f'no node ({entry.reason})'}"
+        f"{region}: {decision.metadata.namespace}/{entry.replica}: active {chosen.get(entry.replica, '?')}, "
+        f"shadow {entry.node or f'no node ({entry.reason})'}"
         for entry in entries
     ]

@@ -33,7 +33,7 @@ _NEXT: dict[Stage, tuple[str, str]] = {
     Stage.SERVING: ("nobody", "serving; nothing to do"),
     Stage.UNKNOWN: ("node-health", "waits for the node, or for its fence"),
     Stage.STOPPING: ("release", "waits for the agent to acknowledge the stop"),
-    Stage.FAILED: ("release", "releases its claims"),
+    Stage.FAILED: ("release", "returns its claims"),
     Stage.SUCCEEDED: ("nobody", "completed; nothing to do"),
     Stage.RELEASED: ("release", "removes the finalizer"),
 }
@@ -77,6 +77,8 @@ class Evidence(msgspec.Struct, frozen=True):
     reservation: Reservation | None = None
     binding: Binding | None = None
     suggested_fix: SuggestedFix | None = None
+    expression_refusal: str = ""
+    """The filter expressions that refuse nodes now, if the caller may read the region's policy."""
     position: int = 0
     queue_length: int = 0
 
@@ -157,7 +159,9 @@ def _pending_timeline(
     status = request.status
     fix = suggestion(evidence.suggested_fix, (r.reason for r in status.reasons), request.metadata.namespace)
     late = [c for c in status.conditions if is_condition_true((c,), c.type) and c.type.startswith("Deadline")]
-    reasons = tuple(refusal_text(r) for r in status.reasons) + tuple(f"{c.reason}: {c.message}" for c in late)
+    reasons = tuple(refusal_text(_with_expression(r, evidence)) for r in status.reasons) + tuple(
+        f"{c.reason}: {c.message}" for c in late
+    )
     return Timeline(
         subject,
         tuple(events),
@@ -171,6 +175,16 @@ def _pending_timeline(
         queue_length=evidence.queue_length,
         suggested_fix=fix,
     )
+
+
+def _with_expression(refusal: RefusalCount, evidence: Evidence) -> RefusalCount:
+    """The reason with the expression that refuses, or at least with the policy revision of the decision."""
+    if refusal.reason != Reason.EXPRESSION_REFUSED:
+        return refusal
+    message = evidence.expression_refusal
+    if not message and evidence.decision is not None:
+        message = f"a filter expression of policy revision {evidence.decision.spec.policy_revision} rejects the node"
+    return msgspec.structs.replace(refusal, message=message or refusal.message)
 
 
 def _reason_sentence(reason: str) -> str:

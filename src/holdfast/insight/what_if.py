@@ -22,6 +22,7 @@ from holdfast.model.meta import API_VERSION, Key, Object
 from holdfast.model.node import Node
 from holdfast.model.ownership import ASSIGNMENTS_FINALIZER
 from holdfast.model.quota import Grant
+from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduler_policy import PolicyRules
 from holdfast.model.scheduling_request import SchedulingRequest
@@ -401,7 +402,8 @@ def _planned(
     """Plans one request and assumes its claims, so that the next request sees them."""
     from holdfast.scheduling.snapshot import ClaimKey
 
-    used = rules or region.policy(now).rules
+    active = region.policy(now)
+    used = rules or active.rules
     members = tuple(m for m in request.spec.members if not region.builder().has_claim(m.uid))
     requirements = region.requirements_of(request, members, now)
     snapshot = region.snapshot()
@@ -417,7 +419,10 @@ def _planned(
     if request_plan.unplaced:
         main = request_plan.refusals[0] if request_plan.refusals else None
         next_member = region.requirements_of(request, request_plan.unplaced[:1], now)
-        fix = WhyNotQuery(region.snapshot(), next_member, used, now).suggested_fix()
+        query = WhyNotQuery(region.snapshot(), next_member, used, now, "" if rules else active.revision)
+        fix, message = query.suggested_fix(), main.message if main else ""
+        if main is not None and main.reason == Reason.EXPRESSION_REFUSED:
+            message = query.expression_refusal() or message
         found += [
             PlannedPlacement(
                 region.name,
@@ -425,7 +430,7 @@ def _planned(
                 tenant=tenant,
                 workload=workload,
                 reason=main.reason if main else "",
-                message=main.message if main else "",
+                message=message,
                 to_fit=suggestion(fix, (r.reason for r in request_plan.refusals), tenant),
             )
             for m in request_plan.unplaced

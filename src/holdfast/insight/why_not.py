@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from holdfast.insight.expression_refusals import expression_refusal_text
 from holdfast.insight.remedies import BEYOND_NODES, ON_NODE, Effort, Remedy, as_choice, cluster_level_remedies, in_order
 from holdfast.model.decision import ScoreComponent
 from holdfast.model.quantity import GPU, amount_text
@@ -75,14 +76,17 @@ class _NodeRemedy(NamedTuple):
 
 class WhyNotQuery:
     """One replica's requirements against one snapshot. Runs every filter once. The tenant's quota counts if the
-    requirements know its headroom; it refuses every node alike."""
+    requirements know its headroom; it refuses every node alike. `policy` names the revision of the rules."""
 
-    def __init__(self, snapshot: Snapshot, requirements: ReplicaRequirements, rules: PolicyRules, now: float) -> None:
+    def __init__(
+        self, snapshot: Snapshot, requirements: ReplicaRequirements, rules: PolicyRules, now: float, policy: str = ""
+    ) -> None:
         if template_claims(requirements.template) and requirements.members:
             requirements = for_member(requirements, requirements.members[0], snapshot.volumes)
         self._scratch = Scratch(snapshot, now)
         self._requirements = requirements
         self._rules = rules
+        self._policy = policy
         self._eligible = filters.eligible_nodes(self._scratch, requirements, rules)
         self._skew = filters.skew_of(self._scratch, requirements, rules, self._eligible)
         self._refusals: list[Refusal] = self._without_duplicate_gpus(
@@ -115,6 +119,11 @@ class WhyNotQuery:
         if blockers:
             return WhyNotResult(node, blockers)
         return self._scored(node, slot)
+
+    def expression_refusal(self) -> str:
+        """The filter expressions that refuse nodes; empty if there is none."""
+        refused = next((slots for reason, slots in self._refusals if reason is Reason.EXPRESSION_REFUSED), None)
+        return self._expression_text(np.flatnonzero(refused).tolist()) if refused is not None else ""
 
     def suggested_fix(self) -> SuggestedFix:
         """For each effort the change on the nearest node: fewest blockers, then smallest change, smallest gap, name."""
@@ -180,13 +189,16 @@ class WhyNotQuery:
         return gap
 
     def _blocker(self, reason: Reason, slot: int) -> Blocker:
-        quota = reason in (Reason.QUOTA_EXCEEDED, Reason.NO_GRANT)
-        message = (
-            headroom_refusal(self._requirements).message
-            if quota
-            else refusal_message(self._scratch, self._requirements, reason, [slot])
-        )
+        if reason in (Reason.QUOTA_EXCEEDED, Reason.NO_GRANT):
+            message = headroom_refusal(self._requirements).message
+        elif reason is Reason.EXPRESSION_REFUSED:
+            message = self._expression_text([slot])
+        else:
+            message = refusal_message(self._scratch, self._requirements, reason, [slot])
         return Blocker(reason.value, message, as_choice(self._remedies(reason, slot)))
+
+    def _expression_text(self, slots: list[int]) -> str:
+        return expression_refusal_text(self._scratch.snapshot, self._requirements, self._rules, slots, self._policy)
 
     def _remedies(self, reason: Reason, slot: int) -> list[Remedy]:
         """The changes that remove this refusal of the node; one of them is sufficient."""

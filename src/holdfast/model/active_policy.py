@@ -28,7 +28,7 @@ def active_policy(
         pinned = known.get(override.spec.policy_revision)
         if pinned is not None and is_in_scope(override, region=region, tenant="", workload=""):
             return _policy(pinned)
-    chosen = [r for r in known.values() if not r.metadata.terminating and _acts_here(r, region)]
+    chosen = [r for r in known.values() if not r.metadata.terminating and acts_in(r, region)]
     newest = max(chosen, key=lambda r: (r.spec.sequence, r.metadata.name), default=None)
     return _policy(newest) if newest is not None else ActivePolicy(BUILT_IN, 0, PolicyRules())
 
@@ -43,7 +43,8 @@ def shadow_policy(revisions: Iterable[PolicyRevision]) -> ActivePolicy | None:
     return _policy(newest) if newest is not None and newest.spec.stage is PromotionStage.SHADOW else None
 
 
-def _acts_here(revision: PolicyRevision, region: str) -> bool:
+def acts_in(revision: PolicyRevision, region: str) -> bool:
+    """Whether the stage of the revision lets it decide in the region."""
     if revision.spec.stage is PromotionStage.ACTIVE:
         return True
     return revision.spec.stage is PromotionStage.CANARY and region in revision.spec.regions

@@ -247,7 +247,7 @@ CLEANUP: dict[str, str] = {
     "PriorityClass": "deletion is refused while workloads use it",
     "Quota": "its Grants are withdrawn first",
     "RecoveryBudget": "recovery-slots deletes its slots; refused while it backs an objective",
-    "SchedulerPolicy": "its revisions stay: Decisions name them",
+    "SchedulerPolicy": "its revisions stay: Decisions name them; not deleted while one decides",
     "PolicyRevision": "kept: Decisions name it",
     "NodePool": "its nodes stay until the provider or an operator removes them",
     "Workload": "assign empties its Assignments, then removes the finalizer",

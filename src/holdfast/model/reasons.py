@@ -409,6 +409,10 @@ class Reason(enum.StrEnum):
         "PolicyRolloutStalled",
         "A region does not use the new policy revision yet; it keeps its previous one.",
     )
+    ANOTHER_POLICY_ACTIVE = (
+        "AnotherPolicyActive",
+        "Another SchedulerPolicy decides. At most one policy of a platform may be in a stage other than Draft.",
+    )
     GUARD_BREACHED = (
         "GuardBreached",
         "The policy revision violated its guard and was stopped. Change the policy to try again.",

@@ -196,6 +196,15 @@ def rules_hash(rules: PolicyRules) -> str:
     return hashlib.sha256(_encoder.encode(rules)).hexdigest()[:12]
 
 
+def another_policy_text(other: str, stage: str) -> str:
+    """Why a policy may not leave the stage Draft."""
+    return (
+        f"policy {other} is in stage {stage}, and only one policy may be in a stage other than Draft; "
+        f"next: holdfast policy shadow {other} -f FILE to try these rules as policy {other}, or set spec.stage of "
+        f"policy {other} to Draft first"
+    )
+
+
 def validate_rules(field: str, rules: PolicyRules) -> Causes:
     yield from check_unique(f"{field}.filters", rules.filters)
     yield from check_unique(f"{field}.scores", (s.name for s in rules.scores))

@@ -58,16 +58,19 @@ def is_allowed_while_not_serving(replica: Replica) -> bool:
     return replica.spec.type is WorkloadType.SERVICE and not _uses_budget(replica)
 
 
-def blocked_reason_among(replica: Replica, assignment: Assignment | None, siblings: Iterable[Replica]) -> str:
+def blocked_reason_among(
+    replica: Replica, assignment: Assignment | None, siblings: Iterable[Replica], *, share_requested: bool = True
+) -> str:
     """`eviction_blocked_reason` for given siblings: the replicas of the workload in the region.
 
     All but the region's share of them must keep serving. A replica that does not serve may be evicted.
+    `share_requested`: the eviction is recorded, so that the region requests a share for it. That of one pod is not.
     """
     if not _uses_budget(replica):
         return ""
     allowed = disruption_share(replica, assignment)
     if allowed == 0:
-        return _no_share_reason(replica, assignment)
+        return _no_share_reason(replica, assignment, share_requested)
     remaining = [r for r in siblings if not r.metadata.terminating]
     unavailable = [r for r in remaining if stage(r) is not Stage.SERVING]
     if len(unavailable) < allowed:
@@ -77,13 +80,16 @@ def blocked_reason_among(replica: Replica, assignment: Assignment | None, siblin
     return f"disruption budget: {counts}: {examples}"
 
 
-def _no_share_reason(replica: Replica, assignment: Assignment | None) -> str:
+def _no_share_reason(replica: Replica, assignment: Assignment | None, share_requested: bool) -> str:
     max_unavailable = (assignment.spec if assignment is not None else replica.spec).disruption.max_unavailable
     if max_unavailable:
-        return (
-            f"disruption budget: this region has no share of maxUnavailable {max_unavailable} at the moment; "
+        step = (
             "a share was requested from the global cell"
+            if share_requested
+            else "drain the node, which requests one; or raise maxUnavailable to the number of regions; "
+            "or delete the pod with --force --grace-period=0"
         )
+        return f"disruption budget: this region has no share of maxUnavailable {max_unavailable} at the moment; {step}"
     return "disruption budget: disruption.maxUnavailable is 0"
 
 

@@ -3,7 +3,7 @@
 - An expression reads `node` (name, zone, pool, tenant, labels, capacity, drivers, cachedArtifacts, taints) and
   `request` (tenant, workload, labels, resources, priority, reclaimable). Amounts are integers in base units.
 - A policy is admitted only if each expression compiles, has the right type, is within the cost limit and evaluates
-  for a sample node.
+  for sample nodes and requests, with and without GPUs and labels. A score may lack a value where a key is missing.
 - A later evaluation error never fails a plan: a filter refuses the node, a score is 0.
 """
 
@@ -67,6 +67,11 @@ _SAMPLES = tuple(
     for of_request in ({}, _GPU)
 )
 """Nodes and requests with and without a GPU: `||` and `&&` skip a part of an expression for some of them."""
+_MISSING_KEY = re.compile(r'Key not found in map : "(.*)"')
+_KEY_READ = re.compile(
+    r"\b((node|request)\.(labels|capacity|resources))(?:\.(\w+)|\[\s*'([^']*)'\s*\]|\[\s*\"([^\"]*)\"\s*\])"
+)
+_OTHER_LABEL = "(another value)"
 
 
 class ExpressionError(msgspec.Struct, frozen=True):
@@ -130,9 +135,54 @@ def _evaluation_error(text: str, *, score: bool) -> ExpressionError | None:
         try:
             evaluate_score(text, facts) if score else evaluate_filter(text, facts)
         except EvaluationFailed as unsound:
-            if "Key not found" not in str(unsound):  # a label that real nodes may have
+            if _MISSING_KEY.search(str(unsound)) is None:
                 return ExpressionError(0, 0, f"evaluation for a sample node failed: {unsound}")
+            wrong = None if score else _missing_key_error(text, facts)
+            if wrong is not None:
+                return wrong
     return None
+
+
+def _missing_key_error(text: str, facts: dict[str, dict[str, Any]]) -> ExpressionError | None:
+    """The error of a filter that reads a resource or label that the sample lacks: it would refuse all such nodes.
+
+    A label may be read without a test if the filter refuses other values too, as `node.labels.disk == 'slow'` does: a
+    missing label then means the same as another value.
+    """
+    reads = [(m[1], m[2], m[3], m[4] or m[5] or m[6] or "", m[0]) for m in _KEY_READ.finditer(text)]
+    known = {subject: {**own, "labels": dict(own["labels"])} for subject, own in facts.items()}
+    assumed: list[str] = []
+    for _ in range(len(reads) + 1):
+        try:
+            accepted = evaluate_filter(text, known)
+        except EvaluationFailed as unsound:
+            missing = _MISSING_KEY.search(str(unsound))
+            if missing is None:
+                return None  # for example a label converted to a number: its real values are unknown
+            failed = [r for r in reads if r[3] == missing[1] and r[3] not in known[r[1]][r[2]]]
+            labels = [r for r in failed if r[2] == "labels"]
+            if not labels:
+                return next((_untested_key(field, key, read) for field, _, _, key, read in failed), None)
+            for field, subject, _, key, read in labels:
+                known[subject]["labels"][key] = _OTHER_LABEL
+                assumed.append(_untested_key(field, key, read).message)
+        else:
+            return ExpressionError(0, 0, assumed[0]) if accepted and assumed else None
+    return None
+
+
+def _untested_key(field: str, key: str, read: str) -> ExpressionError:
+    """`field` is for example node.capacity, `key` gpu, `read` node.capacity.gpu."""
+    label = field.endswith(".labels")
+    what = f"label {key}" if label else key
+    lacking = f"a node without {what}" if field.startswith("node.") else f"every node for a request without {what}"
+    test, present, absent = f"'{key}' in {field}", "== 'x'" if label else "> 0", "!= 'x'" if label else "== 0"
+    return ExpressionError(
+        0,
+        0,
+        f"{read} fails if the key is missing, and the filter would then refuse {lacking}; next: test the key first, "
+        f"with {test} && {read} {present} (refuses them) or !({test}) || {read} {absent} (accepts them)",
+    )
 
 
 def closes_to_all_requests(expressions: Iterable[FilterExpression], node: Node) -> bool:
@@ -175,6 +225,16 @@ def passes_filter(text: str, facts: Mapping[str, Any]) -> bool:
         return evaluate_filter(text, facts)
     except (EvaluationFailed, RuntimeError):
         return False
+
+
+def filter_failure(text: str, facts: Mapping[str, Any]) -> str:
+    """Why the filter has no value for these facts; empty if it has one."""
+    try:
+        evaluate_filter(text, facts)
+    except (EvaluationFailed, RuntimeError) as failed:
+        missing = _MISSING_KEY.search(str(failed))
+        return f"no key {missing[1]}" if missing is not None else _wrong(str(failed)).text
+    return ""
 
 
 def evaluate_score(text: str, facts: Mapping[str, Any]) -> int:

@@ -38,6 +38,7 @@ from holdfast.server.endpoints import stored_regions
 from holdfast.server.fleet_objects import check_served_here
 from holdfast.server.flow_control import FlowControl, priority_level_of
 from holdfast.server.health import Health
+from holdfast.server.malformed_paths import MALFORMED_PATH, MalformedPath, check_path
 from holdfast.server.open_streams import OpenStreams
 from holdfast.server.openapi import OpenApiDocuments
 from holdfast.server.pod_metrics import UsageSamples
@@ -182,11 +183,13 @@ class Application:
     # Request -------------------------------------------------------------------------------------------------------
 
     async def _handle(self, request: Request) -> AnyResponse:
-        route = self._match_route(request)
-        bearer = request.headers.get("authorization", "")
-        if bearer and not request.peer_certificate:
-            await self.authenticator.prepare(bearer)
-        self._authenticate(request, route)
+        try:
+            route = self._match_route(request)
+        except MalformedPath as malformed:
+            await self._authenticate(request, "authenticated")  # the audit log says who sent it
+            self._audit_malformed_path(request, malformed)
+            raise
+        await self._authenticate(request, route.access)
         request.caller = request.principal
         if route.access != "open":  # health checks work without the store
             request.principal = self.access.expand(request.caller)
@@ -206,7 +209,11 @@ class Application:
                 return await _call(route, self, request)
 
     def _match_route(self, request: Request) -> Route:
-        """The route of this path and method. A path without any route is 404, a path with other methods 405."""
+        """The route of this path and method. A path without any route is 404, a path with other methods 405.
+
+        Raises MalformedPath for a path that only an attempt to get around an authorization has. Open routes serve
+        public files and check their names themselves.
+        """
         found = False
         if request.console_only and request.path.strip("/").partition("/")[0] not in ("", "console", "docs"):
             raise status.HttpRefusal(400, "BadRequest", "the API of this port is served over https")
@@ -222,6 +229,8 @@ class Application:
             if target is None:
                 continue
             found = True
+            if route.access != "open":
+                check_path(request.path, request.raw_path)
             if request.method in route.methods:
                 target.route = route
                 target.verb = _verb(request, route, target)
@@ -232,10 +241,15 @@ class Application:
                 return route
         if found:
             raise status.method_not_allowed(request.method)
+        check_path(request.path, request.raw_path)
+        if self._router.differs_in_case(request.path):
+            raise MalformedPath(request.path, request.raw_path, "differs from a path of the API in case only")
         raise status.HttpRefusal(404, "NotFound", "the server could not find the requested resource")
 
-    def _authenticate(self, request: Request, route: Route) -> None:
+    async def _authenticate(self, request: Request, access: str) -> None:
         bearer = request.headers.get("authorization", "")
+        if bearer and not request.peer_certificate:
+            await self.authenticator.prepare(bearer)
         if request.asserted_principal is not None:
             request.principal, request.session_is_live = request.asserted_principal, lambda: True
             check_permitted(request)
@@ -252,9 +266,9 @@ class Application:
             except Unauthorized as refusal:
                 self._audit_unauthenticated(request, str(refusal.facts.get("why", "TokenUnknown")))
                 raise Unauthorized("Unauthorized") from None
-        elif route.access == "open":
+        elif access == "open":
             return
-        elif route.access == "console" or request.through_console:
+        elif access == "console" or request.through_console:
             try:
                 request.principal = session_principal(self, request)
             except Unauthorized:
@@ -276,6 +290,12 @@ class Application:
         who = f"system:anonymous at {request.address or 'an unknown address'}"
         what = f"{request.id} {request.method} {request.path[:200]}"
         self.gate.audit.record_refusal(who, "authenticate", "credentials", why, request=what)
+
+    def _audit_malformed_path(self, request: Request, fault: MalformedPath) -> None:
+        """One row per caller and method, whatever the paths: the record has the first path of those that it counts."""
+        self.gate.audit.record_refusal(
+            request.principal, request.method.lower(), "paths", MALFORMED_PATH, message=fault.shown, request=request.id
+        )
 
     def _audit_denied(self, request: Request, code: int) -> None:
         """Records a 401 or 403 that no handler has recorded."""

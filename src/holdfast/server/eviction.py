@@ -52,7 +52,7 @@ async def evict(app: Application, request: Request) -> Response:
     if OPERATORS in request.principal.groups and isinstance(node, Node) and node.spec.unschedulable:
         if not dry:
             await _set_drain(app, request, binding.spec.node)
-        _require_budget(app, binding)
+        _require_budget(app, binding, share_requested=True)
         return _accepted()
     await _delete_replica(app, request, binding, forced=False, dry_run=dry)
     return _accepted()
@@ -63,8 +63,9 @@ async def delete_pod(app: Application, request: Request, binding: Binding, *, fo
     await _delete_replica(app, request, binding, forced=forced, dry_run=dry_run)
 
 
-def _require_budget(app: Application, binding: Binding) -> None:
-    why = _blocked_reason(app, binding)
+def _require_budget(app: Application, binding: Binding, *, share_requested: bool) -> None:
+    """`share_requested`: the eviction is part of a drain, for which the region requests a share of the budget."""
+    why = _blocked_reason(app, binding, share_requested)
     if why:
         message = f"Cannot evict pod as it would violate the pod's disruption budget: {why}"
         raise Overloaded(message, retry_after_s=NO_RETRY_AFTER_S)
@@ -79,7 +80,7 @@ async def _delete_replica(app: Application, request: Request, binding: Binding, 
         if replica.metadata.terminating:
             return
         if not forced:
-            _require_budget(app, binding)
+            _require_budget(app, binding, share_requested=False)
             leaving = _leaving_siblings(app, replica)
             if leaving:
                 message = f"Cannot evict pod as it would violate the pod's disruption budget: {leaving}"
@@ -103,14 +104,16 @@ def _leaving_siblings(app: Application, replica: Replica) -> str:
     return f"{len(leaving)} replicas are being deleted (allowed {allowed}): {', '.join(sorted(leaving)[:3])}"
 
 
-def _blocked_reason(app: Application, binding: Binding) -> str:
+def _blocked_reason(app: Application, binding: Binding, share_requested: bool) -> str:
     namespace, name = binding.metadata.namespace, binding.spec.replica
     replica = app.objects.get(_REPLICA, namespace, name)
     if not isinstance(replica, Replica) or replica.status.placement.binding != binding.metadata.name:
         return ""
     assignment = app.objects.get(_ASSIGNMENT, namespace, replica.spec.assignment)
     siblings = app.objects.list(_REPLICA, namespace, fields={"workload": f"{namespace}/{replica.spec.workload}"})[0]
-    why = blocked_reason_among(replica, cast("Assignment | None", assignment), cast("list[Replica]", siblings))
+    why = blocked_reason_among(
+        replica, cast("Assignment | None", assignment), cast("list[Replica]", siblings), share_requested=share_requested
+    )
     return f"{namespace}/{name}: {why}" if why else ""
 
 

@@ -194,7 +194,11 @@ def _render(schema: Schema, prefix: str, components: dict[str, Any]) -> dict[str
 
 
 def _item(schema: Schema, prefix: str, components: dict[str, Any]) -> dict[str, Any]:
-    return _render(schema, prefix, components)
+    """Without the description of its type: kubectl explain prints the type's behind that of the item."""
+    made = _render(schema, prefix, components)
+    if schema.fields and schema.description == schema.type_description:
+        made.pop("description", None)
+    return made
 
 
 def _gvk(resource: Resource) -> dict[str, str]:

@@ -107,6 +107,8 @@ class Request:
     def __init__(self, scope: Scope, receive: Receive, *, request_id: str) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.raw_path: bytes = scope.get("raw_path", b"")
+        """The path as the client sent it, before it was decoded; empty for requests inside the process."""
         self.id = request_id
         self.headers: Mapping[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]

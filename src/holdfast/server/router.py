@@ -77,6 +77,14 @@ class Router:
                     found.append((row.route, parameters))
         return found
 
+    def differs_in_case(self, path: str) -> bool:
+        """Whether a path that has no route would have one in lower case."""
+        lower = path.lower()
+        return lower != path and any(
+            route.label != "resource" or resource_target(parameters) is not None
+            for route, parameters in self.find(lower)
+        )
+
 
 def resource_target(parameters: dict[str, str]) -> RouteTarget | None:
     """The target of a resource route; None if there is no such resource."""

@@ -246,6 +246,10 @@ class MountedStore:
     async def compact(self, revision: int) -> None:
         await self._disk.store.compact(revision)
 
+    @property
+    def log_position(self) -> int:
+        return self._disk.store.log_position
+
     async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
         return await self._disk.store.read_log(log, after=after, limit=limit)
 

@@ -138,6 +138,10 @@ class Store(Protocol):
     async def compact(self, revision: int) -> None:
         """Discards values that were replaced or removed at or before `revision`; current values stay."""
 
+    @property
+    def log_position(self) -> int:
+        """A sequence number below that of every record that a commit appends from now on, in every log."""
+
     async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]: ...
 
     async def trim_log(self, log: str, *, keep: int) -> None: ...

@@ -88,6 +88,10 @@ class MemoryStore:
             raise BadRequest(f"revision {revision}: cannot be compacted (newest revision {self.head})")
         self._compact(revision)
 
+    @property
+    def log_position(self) -> int:
+        return self._head.sequence
+
     async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
         self._feed.check()
         records = (record for record in self._logs.get(log, ()) if record.sequence > after)

@@ -170,6 +170,10 @@ class SqliteStore:
                 self._head.forget_removed(high)
         _log.info("history_compacted", path=str(self.path), revision=revision)
 
+    @property
+    def log_position(self) -> int:
+        return self._head.sequence
+
     async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
         self._check()
         through = self._head.sequence

@@ -427,6 +427,24 @@ async def test_append_only_commit_keeps_the_revision(store: Store) -> None:
     assert len(await store.read_log("audit")) == 1
 
 
+async def test_log_position_is_below_every_later_record(subject: Subject, tmp_path: Path) -> None:
+    store = await subject.open(tmp_path)
+    for i in range(5):
+        before = store.log_position
+        await store.commit(Txn(appends=(Append("audit", b"%d" % i), Append("audit", b"%d again" % i))))
+        assert [r.value for r in await store.read_log("audit", after=before)] == [b"%d" % i, b"%d again" % i]
+    await store.trim_log("audit", keep=0)
+    before = store.log_position
+    if subject.durable:
+        await store.close()
+        store = await subject.open(tmp_path)
+        assert store.log_position >= before
+        before = store.log_position
+    await store.commit(Txn(appends=(Append("audit", b"new"),)))
+    assert [r.value for r in await store.read_log("audit", after=before)] == [b"new"]
+    await store.close()
+
+
 async def test_trim_keeps_newest_records_and_never_reuses_sequence(store: Store) -> None:
     for i in range(10):
         await store.commit(Txn(appends=(Append("audit", b"%d" % i), Append("other", b"%d" % i))))

@@ -14,6 +14,7 @@ PATH = "/apis/holdfast.dev/v1/schedulerpolicies"
 MERGE_PATCH = "application/merge-patch+json"
 POLL_EVERY_S = 0.1
 SHADOW_POLLS_MAX = 30
+BUILT_IN_REVISION = "builtin"
 
 
 @click.group()
@@ -23,7 +24,7 @@ def policy() -> None:
     The rules of a policy become immutable revisions. A draft is not used. A shadow is evaluated beside the active
     revision, without effect. A canary decides in the regions it names, an active revision in all others. Bound and
     starting replicas keep their decision. With spec.guard the platform pauses or rolls back a revision that performs
-    badly.
+    badly. Only one policy may be in a stage other than Draft.
 
     \b
     Examples:
@@ -51,9 +52,12 @@ class PolicyApi:
     def policy(self, name: str) -> dict[str, Any]:
         return self._observer.get("schedulerpolicies", name)
 
-    def revisions(self, name: str) -> list[dict[str, Any]]:
-        """Newest sequence first."""
-        revisions = [r for r in self._observer.list("policyrevisions") if r["spec"]["policy"] == name]
+    def policies(self) -> list[dict[str, Any]]:
+        return self._observer.list("schedulerpolicies")
+
+    def revisions(self, name: str = "") -> list[dict[str, Any]]:
+        """Newest sequence first; without a name those of all policies, deleted ones too."""
+        revisions = [r for r in self._observer.list("policyrevisions") if name in ("", r["spec"]["policy"])]
         return sorted(revisions, key=lambda r: -int(r["spec"]["sequence"]))
 
     def regions(self) -> list[dict[str, Any]]:
@@ -119,8 +123,9 @@ class PolicyApi:
                 return
             time.sleep(POLL_EVERY_S)
 
-    def active_revision(self, name: str) -> dict[str, Any] | None:
-        return next((r for r in self.revisions(name) if r["spec"]["stage"] == "Active"), None)
+    def active_revision(self) -> dict[str, Any] | None:
+        """The revision that decides outside the canary regions, whichever policy it belongs to."""
+        return next((r for r in self.revisions() if r["spec"]["stage"] == "Active"), None)
 
 
 def replacing_patch(before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +152,31 @@ def replaced_revisions(revisions: list[dict[str, Any]]) -> set[str]:
     active = [r for r in revisions if r["spec"]["stage"] == "Active"]
     newest = max(active, key=lambda r: int(r["spec"]["sequence"]), default=None)
     return {r["metadata"]["name"] for r in active if r is not newest}
+
+
+def listed_revisions(name: str, revisions: list[dict[str, Any]], using: dict[str, list[str]]) -> list[dict[str, Any]]:
+    """The policy's revisions, and those of other policies that a region uses."""
+    return [r for r in revisions if r["spec"]["policy"] == name or r["metadata"]["name"] in using]
+
+
+def foreign_revision_notes(
+    name: str, revisions: list[dict[str, Any]], using: dict[str, list[str]], policies: set[str]
+) -> list[str]:
+    """Says which regions use rules that are not those of the policy, so that no deciding rules are hidden."""
+    owners = {r["metadata"]["name"]: r["spec"]["policy"] for r in revisions}
+    notes = []
+    for used, regions in sorted(using.items()):
+        owner = owners.get(used, "")
+        if used == BUILT_IN_REVISION:
+            whose = "the built-in rules: no revision is active there"
+        elif not owner or owner == name:
+            continue
+        elif owner in policies:
+            whose = f"revision {used} of policy {owner}"
+        else:
+            whose = f"revision {used} of policy {owner}, which was deleted"
+        notes.append(f"{' '.join(regions)}: decided by {whose}")
+    return notes
 
 
 def rollback_target(revisions: list[dict[str, Any]], current: str) -> dict[str, Any] | None:
@@ -180,18 +210,24 @@ def rule_text(value: Any) -> str:
 def list_revisions(name: str, state: str, output: str) -> None:
     """List a policy's revisions and the regions that use them. Formerly active revisions are shown as Replaced.
 
+    Revisions of other or deleted policies are listed too if a region uses them.
+
     \b
     Examples:
       holdfast policy list
     """
     with PolicyApi(state) as policies:
-        found = policies.revisions(name)
-        stop = policies.policy(name).get("status", {}).get("stopped") or {}
+        revisions = policies.revisions()
+        known = {p["metadata"]["name"]: p for p in policies.policies()}
+        if name not in known and all(r["spec"]["policy"] != name for r in revisions):
+            policies.policy(name)  # raises: not found
+        stop = known.get(name, {}).get("status", {}).get("stopped") or {}
         using: dict[str, list[str]] = {}
         for region in policies.regions():
             revision = region.get("status", {}).get("report", {}).get("policy", "")
             using.setdefault(revision, []).append(region["metadata"]["name"])
-    replaced = replaced_revisions(found)
+    found = listed_revisions(name, revisions, using)
+    replaced = replaced_revisions(revisions)
     if output == "json":
         print_json(
             [
@@ -216,6 +252,10 @@ def list_revisions(name: str, state: str, output: str) -> None:
         for r in found
     ]
     click.echo(table(("REVISION", "SEQUENCE", "STAGE", "CANARY REGIONS", "USED IN"), rows))
+    for note in foreign_revision_notes(name, revisions, using, set(known)):
+        click.echo(note)
+    if name not in known:
+        click.echo(f"policy {name}: deleted")
     if stop:
         click.echo(f"{stop['revision']}: stopped by its guard ({stop['action']}): {stop['message']}")
 
@@ -233,7 +273,7 @@ def diff(name: str, state: str, output: str) -> int:
     """
     with PolicyApi(state) as policies:
         current_rules = policies.policy(name)["spec"].get("rules", {})
-        active = policies.active_revision(name)
+        active = policies.active_revision()
     before = active["spec"].get("rules", {}) if active is not None else {}
     changed = {
         key: {"active": before.get(key), "policy": current_rules.get(key)}
@@ -243,11 +283,19 @@ def diff(name: str, state: str, output: str) -> int:
     if output == "json":
         print_json(changed)
     elif not changed:
-        click.echo("no difference to the active revision")
+        click.echo(f"no difference to the active revision{_of_other_policy(active, name)}")
     else:
+        if _of_other_policy(active, name):
+            click.echo(f"compared with the active revision{_of_other_policy(active, name)}")
         for key, sides in changed.items():
             click.echo(f"{key}:\n  - {rule_text(sides['active'])}\n  + {rule_text(sides['policy'])}")
     return ExitCode.PLAN_CHANGES if changed else ExitCode.OK
+
+
+def _of_other_policy(revision: dict[str, Any] | None, name: str) -> str:
+    if revision is None or revision["spec"]["policy"] == name:
+        return ""
+    return f", {revision['metadata']['name']} of policy {revision['spec']['policy']}"
 
 
 @policy.command("shadow")
@@ -260,6 +308,8 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
 
     Regions plan with both rule sets on the same state and record the shadow's choice in their Decisions. Without -f the
     policy's own rules are shadowed. Run the command again to see newer results.
+
+    Every compared replica is in one of the four columns after REPLICAS. OTHER NODE counts other preemption victims too.
 
     \b
     Examples:
@@ -295,14 +345,27 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
         return
     click.echo(f"policy {name}: Shadow, revision {shadowed['revision'] or '(not created yet; run the command again)'}")
     rows = [
-        (r["region"], r["decisions"], r["same"], r["different"], r["additional"], r["missing"])
+        (
+            r["region"],
+            r["decisions"],
+            r["same"] + r["different"],
+            r["same"],
+            other_node(r),
+            r["additional"],
+            r["missing"],
+        )
         for r in shadowed["regions"]
     ]
-    click.echo(
-        table(("REGION", "DECISIONS COMPARED", "SAME", "DIFFERENT", "ONLY SHADOW PLACES", "ONLY ACTIVE PLACES"), rows)
-    )
+    columns = ("DECISIONS", "REPLICAS", "SAME NODE", "OTHER NODE", "ONLY SHADOW PLACES", "ONLY ACTIVE PLACES")
+    click.echo(table(("REGION", *columns), rows))
     for line in shadowed["examples"]:
         click.echo(f"  {line}")
+
+
+def other_node(row: dict[str, Any]) -> int:
+    """Replicas that both policies place, on different nodes. The recorded `different` also counts those that only one
+    of them places."""
+    return max(0, int(row["different"]) - int(row["additional"]) - int(row["missing"]))
 
 
 @policy.command("promote")
@@ -313,6 +376,8 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
 def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None:
     """Activate the policy, in the canary regions or in all regions.
 
+    Refused while another policy is in a stage other than Draft.
+
     \b
     Examples:
       holdfast policy promote default --canary eu-west
@@ -320,8 +385,21 @@ def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None
     """
     stage = "Canary" if canary else "Active"
     with PolicyApi(state) as policies:
+        refuse_second_policy(name, policies.policies())
         stored = policies.patch(name, {"stage": stage, "canaryRegions": list(canary)})
     _print(output, stored, f"policy {name}: {stage} in {', '.join(canary) if canary else 'all regions'}")
+
+
+def refuse_second_policy(name: str, policies: list[dict[str, Any]]) -> None:
+    """The refusal of the API. The API does not give it for a policy that was active before the rule, which is not
+    changed."""
+    from holdfast.model.scheduler_policy import another_policy_text
+
+    for other in policies:
+        stage, named = other["spec"].get("stage", "Active"), other["metadata"]["name"]
+        if named != name and stage != "Draft":
+            text, _, step = another_policy_text(named, stage).partition("; next: ")
+            raise CommandError(f"policy {name}: {text}", next_step=step, code=ExitCode.CONFLICT)
 
 
 @policy.command("rollback")
@@ -352,7 +430,11 @@ def rollback(name: str, *, wait: bool, timeout_s: float, state: str, output: str
         revisions = policies.revisions(name)
         before = rollback_target(revisions, current)
         if before is None:
-            raise CommandError(f"policy {name}: no earlier active revision", next_step=f"holdfast policy list {name}")
+            others = [p["metadata"]["name"] for p in policies.policies() if p["metadata"]["name"] != name]
+            step = f"holdfast policy list {name}"
+            if others:
+                step = f"set spec.stage of policy {name} to Draft, then holdfast policy promote {others[0]}"
+            raise CommandError(f"policy {name}: no earlier active revision", next_step=step)
         rules = before["spec"].get("rules", {})
         stored = policies.patch(name, {"stage": "Active", "canaryRegions": [], "rules": rules})
         if wait:

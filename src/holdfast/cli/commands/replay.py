@@ -27,14 +27,13 @@ def replay(decision: str, policy: str | None, state: str, output: str) -> int:
     """Repeat a scheduling decision on the state it was made on, and compare the outcome.
 
     Reads the store's history at the revisions that the Decision names. With --policy it shows what another policy would
-    have decided on the same state.
+    have decided on the same state, and exits with 3 if that differs, as plan --policy does.
 
     \b
     Examples:
       holdfast replay payments/risk-api-us-east-1a2b3c-0123456789
       holdfast replay payments/risk-api-us-east-1a2b3c-0123456789 --policy packing.yaml
     """
-    from holdfast.insight.replay import NotReplayable
     from holdfast.platform.region_connections import connect_regions
 
     key = parse_tenant_name(decision, "DECISION")
@@ -48,10 +47,20 @@ def replay(decision: str, policy: str | None, state: str, output: str) -> int:
         if output == "json":
             print_json(replay_json(found, outcome))
         else:
-            click.echo(replay_text(decision, found, outcome, other=rules is not None))
-        failed = isinstance(outcome, NotReplayable) or (rules is None and not outcome.identical)
-        return ExitCode.FAILED if failed else ExitCode.OK
+            click.echo(replay_text(decision, found, outcome, policy or ""))
+        return exit_code(outcome, other=rules is not None)
     regions.raise_not_found(f"decision {decision}: not found", next_step=f"holdfast get decisions -n {key.namespace}")
+
+
+def exit_code(outcome: ReplayResult | NotReplayable, *, other: bool) -> ExitCode:
+    """Under another policy a difference is a change. Under the recorded one it is an error."""
+    from holdfast.insight.replay import NotReplayable
+
+    if isinstance(outcome, NotReplayable):
+        return ExitCode.FAILED
+    if outcome.identical:
+        return ExitCode.OK
+    return ExitCode.PLAN_CHANGES if other else ExitCode.FAILED
 
 
 def read_rules(path: str) -> PolicyRules:
@@ -98,13 +107,15 @@ def replay_json(decision: Decision, outcome: ReplayResult | NotReplayable) -> di
     }
 
 
-def replay_text(name: str, decision: Decision, outcome: ReplayResult | NotReplayable, *, other: bool) -> str:
+def replay_text(name: str, decision: Decision, outcome: ReplayResult | NotReplayable, other: str) -> str:
+    """`other` is the file of the policy that replaced the recorded one."""
     from holdfast.insight.replay import NotReplayable
 
     spec = decision.spec
     if isinstance(outcome, NotReplayable):
         return f"{name}: NotReplayable({outcome.reason}): {outcome.message}"
-    basis = f"snapshot {spec.snapshot_hash} at revision {spec.snapshot_revision}, policy {spec.policy_revision}"
+    rules = f"policy {other} instead of {spec.policy_revision}" if other else f"policy {spec.policy_revision}"
+    basis = f"snapshot {spec.snapshot_hash} at revision {spec.snapshot_revision}, {rules}"
     if outcome.identical:
         what = "the other policy gives the same outcome" if other else "identical outcome"
         return f"{name}: {what} ({len(spec.entries)} replicas, {basis})"

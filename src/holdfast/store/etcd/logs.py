@@ -96,6 +96,11 @@ class EtcdLogs:
         finally:
             self._segment_task = None
 
+    @property
+    def position(self) -> int:
+        """The last sequence of the newest etcd revision that this process knows: its next commit has a later one."""
+        return ((self._calls.revision + 1) << INDEX_BITS) - 1
+
     async def read(self, log: str, after: int, limit: int) -> tuple[LogRecord, ...]:
         found: list[LogRecord] = []
         async for _, pairs in self._segments(log, await self._segment_of(log, after)):
@@ -106,21 +111,26 @@ class EtcdLogs:
         return tuple(found[:limit])
 
     async def trim(self, log: str, keep: int) -> None:
-        """Deletes the oldest records beyond `keep`, whole segments at once where possible."""
-        folder = self._keys.log(log)
+        """Deletes the oldest records beyond `keep`, whole segments at once where possible.
+
+        Everything is read at one etcd revision. Several servers of a cell may trim at once: each deletes only records
+        that were beyond `keep` at its revision, so together they keep that many.
+        """
+        of_log = self._keys.log(log)
         counted = await self._calls.read(
-            "Range", wire.RangeRequest(key=folder, range_end=prefix_end(folder), count_only=True)
+            "Range", wire.RangeRequest(key=of_log, range_end=prefix_end(of_log), count_only=True)
         )
-        spare = counted.count - keep
+        spare, at = counted.count - keep, counted.header.revision
         if spare <= 0:
             return
-        async for segment, pairs in self._segments(log, "", keys_only=True):
+        async for segment, pairs in self._segments(log, "", keys_only=True, at=at):
             if len(pairs) <= spare and segment < self.segment.name:
                 low = self._keys.log(log, segment)
                 await self._calls.write("DeleteRange", wire.DeleteRangeRequest(key=low, range_end=prefix_end(low)))
                 spare -= len(pairs)
             else:
-                whole = await self._calls.read("Range", wire.read(*_range_of(self._keys.log(log, segment))))
+                folder = _range_of(self._keys.log(log, segment))
+                whole = await self._calls.read("Range", wire.read(*folder, revision=at))
                 oldest = sorted(whole.kvs, key=lambda pair: _record(pair).sequence)[:spare]
                 for start in range(0, len(oldest), _DELETES):
                     some = [wire.delete_op(pair.key) for pair in oldest[start : start + _DELETES]]
@@ -152,15 +162,18 @@ class EtcdLogs:
             name = _segment_name(folder, response.kvs[0].key)
         return name
 
-    async def _segments(self, log: str, first: str, *, keys_only: bool = False) -> AsyncIterator[tuple[str, list[Any]]]:
-        """Every segment from `first` on, oldest first, with all its records."""
+    async def _segments(
+        self, log: str, first: str, *, keys_only: bool = False, at: int = 0
+    ) -> AsyncIterator[tuple[str, list[Any]]]:
+        """Every segment from `first` on, oldest first, with all its records; `at` an etcd revision, or now."""
         folder = self._keys.log(log)
         low = self._keys.log(log, first) if first else folder
         end = prefix_end(folder)
         held: list[Any] = []
         name = ""
         while True:
-            response = await self._calls.read("Range", wire.read(low, end, limit=ETCD_PAGE_KEYS, keys_only=keys_only))
+            page = wire.read(low, end, limit=ETCD_PAGE_KEYS, revision=at, keys_only=keys_only)
+            response = await self._calls.read("Range", page)
             for pair in response.kvs:
                 own = _segment_name(folder, pair.key)
                 if own != name and held:

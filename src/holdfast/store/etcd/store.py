@@ -152,6 +152,10 @@ class EtcdStore:
         await self._calls.write("Txn", wire.TxnRequest(success=[put]))
         self._compacted = max(self._compacted, self.head)
 
+    @property
+    def log_position(self) -> int:
+        return self._logs.position
+
     async def read_log(self, log: str, *, after: int = 0, limit: int = 1000) -> tuple[LogRecord, ...]:
         self._check()
         return await self._logs.read(log, after, limit)
