@@ -44,6 +44,7 @@ RUN_OTHERWISE = {
     "README.md": "every page of the tour begins with its two commands",
     "CONTRIBUTING.md": "the suites themselves",
     "docs/console.md": "tests/e2e/test_console.py opens the link that `holdfast console` prints",
+    "docs/how-to/run-an-image.md": "tests/e2e/test_image_page.py, on a platform that finds runc",
     "docs/operations/install.md": "tests/e2e/test_install.py, on machines of their own",
     "docs/operations/high-availability.md": "tests/e2e/test_install_servers.py, on machines of their own",
 }

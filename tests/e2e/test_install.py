@@ -130,6 +130,37 @@ def test_reboot_starts_the_units_and_serves_again(installed: Fleet) -> None:
     wait_serving(installed, 6)
 
 
+def test_removed_node_is_revoked_and_its_name_can_be_joined_again(installed: Fleet) -> None:
+    """A second agent, on the region's machine."""
+    page, machine = page_scripts(), installed.machines["us-east"]
+    join = "holdfast node join - --name spare --ports 21000-21049 < spare.nodes 2>&1"
+    drain, remove = (page[f"the operator's machine: {what} a node"][0] for what in ("drain", "remove"))
+    files = "ls -A ${STATE:-/var/lib/holdfast} ${XDG_CONFIG_HOME:-/etc}/holdfast"
+    operator(installed, "holdfast node token --region us-east --uses 3 > spare.nodes")
+    before = machine.run(files)
+    assert "is Ready" in machine.run(join)
+    operator(installed, f"NODE=spare\n{drain}")
+    machine.run(page["each node: remove"][0])
+    assert machine.run(files) == before
+
+    refused = machine.run(f"{join} || echo exit $?")
+    assert "the name spare has an identity that is not revoked" in refused
+    assert "holdfast node token --region us-east --node spare, then here: holdfast node join -" in refused
+    assert "exit 1" in refused and "started (pid" not in refused
+    assert machine.run(files) == before, "nothing is left of it"
+
+    operator(installed, f"NODE=spare REGION=us-east\n{remove}")
+    assert "is Ready" in machine.run(join)
+    delete = next(line for line in remove.splitlines() if line.startswith("kubectl"))
+    server = next(line for line in remove.splitlines() if line.startswith("SERVER="))
+    operator(installed, f"export NODE=spare REGION=us-east KUBECONFIG=operator.kubeconfig\n{server}\n{delete}")
+    assert "node spare revoked" in operator(installed, "holdfast node revoke spare 2>&1")
+    again = machine.run(join)
+    assert "does not accept the node's certificate any more" in again and "is Ready" in again
+    machine.run(page["each node: remove"][0])
+    operator(installed, f"NODE=spare REGION=us-east\n{remove}")
+
+
 def test_removal_leaves_no_process_and_no_file(installed: Fleet) -> None:
     """Runs last: it removes what the page says how to remove."""
     page = page_scripts()

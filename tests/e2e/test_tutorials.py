@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -34,8 +35,15 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatfo
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, platform: RunningPlatform) -> Iterator[Path]:
-    """The reader's directory: files that the pages write, the examples, and the state of the platform."""
-    made = tmp_path_factory.mktemp("reader")
+    with reader_folder(tmp_path_factory.mktemp("tutorials") / "reader", platform) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def reader_folder(made: Path, platform: RunningPlatform) -> Iterator[Path]:
+    """The reader's directory: files that the pages write, the examples, and the state of the platform. Processes that a
+    page started in it end with the block."""
+    made.mkdir()
     (made / ".holdfast").symlink_to(platform.state)
     (made / "examples").symlink_to(ROOT / "examples")
     programs = made / "bin"

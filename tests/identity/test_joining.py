@@ -221,6 +221,21 @@ async def test_unbound_token_for_existing_node_name_is_refused(region: Region) -
     assert again.generation > first.generation
 
 
+async def test_unbound_token_takes_the_name_of_a_revoked_identity(region: Region) -> None:
+    """docs/agent.md. Revoking refuses the old machine for good, so its name is free."""
+    old = await joined(region, await region.token("first"))
+    await region.revoke("n1")
+    again = await region.join(await region.token("second"), "n1")
+    held = region.identity("n1")
+    assert held.accepts(again.generation) and held.spec.revoked_generation < again.generation
+    client = region.client(old.path)
+    try:
+        with pytest.raises(Unauthorized):
+            await client.get(Node, "n1")
+    finally:
+        await client.close()
+
+
 async def test_join_with_invalid_request_is_refused_without_using_token(region: Region) -> None:
     token = await region.token()
     client = region.client()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from holdfast.insight.explain import spread_lines
-from holdfast.insight.failed_starts import failed_start_fix, termination_lines
+from holdfast.insight.failed_starts import failed_start_fix, image_fix, termination_lines
 from holdfast.model.assignment import Assignment, AssignmentSpec
-from holdfast.model.meta import ObjectMeta
+from holdfast.model.meta import Condition, ObjectMeta
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.replica import ExecutionBlock, ExitStatus, Phase, Replica, ReplicaSpec
 from holdfast.model.template import Template
@@ -29,6 +30,8 @@ REPLICA = Replica(metadata=ObjectMeta(name="api-0", namespace="shop"), spec=SPEC
             "add the key: kubectl --context global -n shop edit secret db",
         ),
         (ExitStatus(reason="ConfigMissing", message="ConfigMap c: does not exist"), "create it: kubectl"),
+        (ExitStatus(reason="TemplateUnusable", message="image a/b: no cmd"), "correct the template's command"),
+        (ExitStatus(reason="CommandNotFound", message="no-such: not found"), "correct the template's command"),
         (ExitStatus(code=1, reason="Exited", message="process 7 exited with code 1"), "read its output: holdfast logs"),
         (ExitStatus(signal="SIGKILL", reason="OutOfMemory"), "read its output: holdfast logs shop/api-0"),
         (None, "read its output: holdfast logs shop/api-0"),
@@ -36,6 +39,12 @@ REPLICA = Replica(metadata=ObjectMeta(name="api-0", namespace="shop"), spec=SPEC
 )
 def test_fix_fits_the_reason(last: ExitStatus | None, fix: str) -> None:
     assert failed_start_fix(REPLICA, ExecutionBlock(Phase.BACKING_OFF, last_exit=last)).startswith(fix)
+
+
+def test_tag_that_does_not_exist_has_a_next_step() -> None:
+    absent = Condition(type="ImageResolved", status="False", reason="ImageNotFound", message="404")
+    assert image_fix((absent,)) == ("fix: correct the image of the template, or push it to its registry",)
+    assert image_fix((msgspec.structs.replace(absent, status="True", reason="Resolved"),)) == ()
 
 
 def test_explanation_shows_the_last_lines_of_a_message() -> None:

@@ -11,7 +11,8 @@ import pytest
 from holdfast.cli.commands.up import up
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.model import kinds
-from holdfast.platform.layout import Layout, Platform, design_platform
+from holdfast.platform import port_overlap
+from holdfast.platform.layout import PORT_SPACING, Layout, Platform, design_platform
 from holdfast.platform.programs import programs
 from holdfast.platform.sample_manifests import (
     EXAMPLES,
@@ -39,6 +40,27 @@ def test_ports_of_a_platform_do_not_overlap() -> None:
             ports.extend(range(agent.ports[0], agent.ports[1] + 1))
     assert len(ports) == len(set(ports))
     assert min(ports) == 9000
+
+
+def test_port_ranges_of_platforms_with_the_documented_spacing_do_not_overlap() -> None:
+    platform = default_platform()
+    assert platform.port_range == (7400, 7899), "docs/tour.md and `up --help` name it"
+    assert platform.port_range[1] - platform.port_range[0] < PORT_SPACING
+
+
+def test_overlap_with_a_running_platform_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, mine = Layout(tmp_path / "other"), Layout(tmp_path / "mine")
+    other.prepare()
+    other.save(default_platform())
+    monkeypatch.setattr(port_overlap, "running_platforms", lambda: [other.root, tmp_path / "gone"])
+    far, near = (
+        design_platform(THREE, agents_per_region=2, port_base=base, samples=True)
+        for base in (7400 + PORT_SPACING, 7600)
+    )
+    assert not [*port_overlap.overlap_warnings(mine, far), *port_overlap.overlap_warnings(other, default_platform())]
+    (said,) = port_overlap.overlap_warnings(mine, near)
+    assert f"ports 7600-8099 of this platform overlap with 7400-7899 of platform {other.root}" in said
+    assert "next: holdfast up --port-base 8400" in said
 
 
 def test_default_platform_has_documented_size() -> None:

@@ -150,7 +150,7 @@ def test_gpu_shapes_are_exact_if_few_and_rounded_up_if_many() -> None:
 def test_shipped_gpu_shape_policy_uses_gpu_shape_score() -> None:
     path = Path(__file__).parents[2] / "examples" / "policies" / "gpu-shape.yaml"
     manifest = msgspec.yaml.decode(path.read_bytes())
-    assert manifest["metadata"]["name"] == "gpu-shape"
+    assert manifest["metadata"]["name"] == "default"
     assert msgspec.convert(manifest["spec"]["rules"], PolicyRules) == RULES
 
 

@@ -15,7 +15,7 @@ from holdfast.model.lease_page import LeasePage, LeasePageSpec, NodeLease
 from holdfast.model.meta import Key, ObjectMeta
 from holdfast.model.node import ContactBlock, ContactState, Node, NodeSpec
 from holdfast.model.principal import agent
-from holdfast.model.replica import PlacementBlock, Replica
+from holdfast.model.replica import PlacementBlock, Replica, ReplicaSpec
 from holdfast.model.template import Template
 from holdfast.model.times import parse_time
 from holdfast.model.workload import Disruption
@@ -282,3 +282,31 @@ async def test_pod_log_with_agent_error_returns_503(api: Api, region: World) -> 
     response = await api.get(f"{POD}/log")
     await agent_answers
     assert response.code == 503 and "node n1: replica web-0: no logs" in response.json["message"]
+
+
+async def test_previous_log_says_why_there_is_none(region: World) -> None:
+    """A replica that never restarted, and one whose earlier node was removed."""
+    template = Template(command=("serve",))
+    spec = ReplicaSpec(workload="web", workload_uid="u", assignment="web.west", template=template, revision="r1")
+    for name, placed in (
+        ("here-0", PlacementBlock(node="n1", binding="here-0.1", attempt=1)),
+        ("moved-0", PlacementBlock(node="n1", binding="moved-0.2", attempt=2, last_node="removed")),
+        ("waits-0", PlacementBlock(attempt=1)),
+    ):
+        made = Replica(metadata=ObjectMeta(name=name, namespace="shop"), spec=spec)
+        await region.commit(Create(made), role="replicate")
+        held = region.objects.get(BY_NAME["Replica"], "shop", name)
+        assert isinstance(held, Replica)
+        await region.commit(SetStatus("Replica", held.key, held.uid, blocks={"placement": placed}), role="authority")
+    api = Api(region.app)
+
+    async def said(name: str) -> str:
+        answer = await api.post(f"/agent/v1/replicas/shop/{name}", {"kind": "Logs", "previous": True})
+        assert answer.code == 404
+        return str(answer.json["message"])
+
+    assert await said("here-0") == (
+        "replica shop/here-0: has no earlier run: it never restarted; next: ask for its log without --previous"
+    )
+    assert "its logs were on node removed, which has been removed from the region" in await said("moved-0")
+    assert await said("waits-0") == "replica shop/waits-0: not placed on a node"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from holdfast.model import codec
 from holdfast.model.binding import Binding
 from holdfast.model.decision import Decision, DecisionEntry, DecisionSpec, ScoreComponent
 from holdfast.model.grant_copy import GrantCopy
+from holdfast.model.join import NodeIdentity, NodeIdentitySpec
 from holdfast.model.kinds import kind_of
 from holdfast.model.meta import API_VERSION, Object, OwnerReference
 from holdfast.model.node import Node
@@ -38,8 +40,10 @@ from holdfast.model.volume import Volume, VolumeSpec
 from holdfast.model.workload import Disruption, Exclusivity, Rebalance
 from holdfast.sim import __main__ as sim_main
 from holdfast.sim import checkers
+from holdfast.sim.checkers import ObservedChange, ObservedCommit
 from holdfast.sim.checkers.cron_runs import SCHEDULED_AT
 from holdfast.sim.checkers.decisions import BUILT_IN
+from holdfast.sim.checkers.ownership import OwnershipChecker
 from holdfast.sim.history_verdict import CHECKED, CHECKED_AT_REST, NOT_CHECKED
 from holdfast.sim.recorded_history import RecordedHistory, check_histories, check_platform, read_sqlite
 from holdfast.store.contract import Change, Compare, Put, Remove, StoredEntry, Txn
@@ -363,3 +367,21 @@ def test_each_checker_is_applied_to_histories_or_listed_with_the_cause() -> None
     files = {path.stem for path in Path(checkers.__path__[0]).glob("*.py")}
     named = {name for text in (*CHECKED, *CHECKED_AT_REST, *NOT_CHECKED) for name in re.findall(r"[a-z_]{4,}", text)}
     assert files - named == {"__init__", "checker_set", "capacity_oracle"}, "these hold no rule of their own"
+
+
+def test_node_may_renew_its_own_certificate_and_change_nothing_else() -> None:
+    spec = NodeIdentitySpec(generation=2, key="k", serial="01", expires_at="2026-01-01T00:00:00Z")
+    held = NodeIdentity(metadata=meta("n1", namespace=""), spec=spec)
+
+    def found(writer: str, **changed: Any) -> list[str]:
+        new = msgspec.structs.replace(held, spec=msgspec.structs.replace(spec, **changed))
+        kind = kind_of(held)
+        changes = (ObservedChange(kind.store_key("", "n1"), kind, held, new),)
+        commit = ObservedCommit("west", 0.0, 0.0, Txn(), changes, {})
+        return [name for name, _, _ in OwnershipChecker("west").check(commit, writer)]
+
+    renewal = {"serial": "02", "expires_at": "2026-02-01T00:00:00Z"}
+    assert found("holdfast:node:west:n1", **renewal) == []
+    assert found("holdfast:node:west:n2", **renewal) == ["S6"]
+    assert found("holdfast:node:west:n1", **renewal, key="other") == ["S6"]
+    assert found("holdfast:join:rack", generation=3, key="other") == []

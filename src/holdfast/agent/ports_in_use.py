@@ -32,7 +32,7 @@ def find_port_in_use(ports: Mapping[str, int], udp: Collection[str] = ()) -> tup
 
 def port_in_use_failure(template: Template, name: str, port: int) -> StartFailed:
     """The failure of a start whose port is taken. A port that the region chose is chosen again; a fixed one is not."""
-    what = f"port {port} ({name}): in use by a process that Holdfast did not start"
+    what = f"port {port} ({name}): in use by a process that is no task of this node"
     if any(p.name == name and p.port for p in template.ports):
         return StartFailed(Reason.PORT_IN_USE, f"{what}; next: stop that process, or let the node choose (port 0)")
     step = "the replica is placed again with another port; to avoid the port, exclude it from `port_range`"

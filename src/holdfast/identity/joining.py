@@ -221,7 +221,10 @@ def join_refusal(token: JoinToken, held: NodeIdentity | None, node: str, now_s: 
         by = ", ".join(use.node for use in token.status.used[-3:])
         return Refused("JoinTokenUsed", f"join token {name} has no uses left (limit {token.spec.uses}, used by {by})")
     if held is not None and not held.revoked and not token.spec.node:
-        message = f"the name {node} has an identity; to join again it needs a token created with --node {node}"
+        message = (
+            f"the name {node} has an identity that is not revoked; to join again it needs a token created with "
+            f"--node {node}, or the identity is revoked before: holdfast node revoke {node}"
+        )
         return Refused("NodeNameTaken", message)
     return None
 

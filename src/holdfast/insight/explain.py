@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.fleet.spillover import NO_MATCH_REASONS, REGION_CAP_REASONS, max_regions, waits_for_room
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+from holdfast.insight.failed_starts import image_fix
 from holdfast.insight.region_clients import RegionClient, RegionClients, list_all, now_s
 from holdfast.insight.timeline import Evidence, Timeline, replica_timeline, request_timeline
 from holdfast.insight.why_not import WhyNotQuery
@@ -115,6 +116,7 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
         f"desired replicas, priority {workload.spec.priority_class_name}, from {workload.metadata.creation_timestamp}"
     ]
     lines += [f"{c.type} {c.status}: {c.reason} {c.message}" for c in workload.status.conditions]
+    lines += image_fix(workload.status.conditions)
     lines += [
         f"assigned {a.spec.replicas} to region {a.spec.region}: {a.spec.reason}"
         for a in assignments

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from holdfast.model.meta import Condition
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import ExecutionBlock, ExitStatus, Replica
 
@@ -16,6 +19,9 @@ _FIXES: dict[str, str] = {
     Reason.CONFIG_UNUSABLE: "change the Secret, the ConfigMap or the template, as the reason says",
     Reason.CONFIG_UNREACHABLE: "check the agent's connection to its region: holdfast get nodes",
     Reason.IMAGE_NOT_FOUND: "correct the image of the template, or push it to its registry",
+    Reason.TEMPLATE_UNUSABLE: "correct the template's command, directory, bundle or user, as the reason says",
+    Reason.COMMAND_NOT_FOUND: "correct the template's command, or use an image or bundle that contains it",
+    Reason.REGISTRY_DENIED: "check the image's name, the allowed registries and the credentials, as the reason says",
     Reason.IMAGE_NEVER_PULLED: "set imagePullPolicy to IfNotPresent",
 }
 _OBJECT_FIXES: dict[str, str] = {
@@ -32,6 +38,12 @@ def failed_start_fix(replica: Replica, execution: ExecutionBlock) -> str:
     fixes = _OBJECT_FIXES if "does not exist" in last.message else _FIXES
     name = last.message.partition(":")[0].partition(" ")[2]
     return fixes.get(last.reason, _FIXES[last.reason]).format(tenant=tenant, name=name)
+
+
+def image_fix(conditions: Sequence[Condition]) -> tuple[str, ...]:
+    """What helps a workload whose image has no digest, so that it has no replica."""
+    found = next((c for c in conditions if c.type == "ImageResolved" and c.status != "True"), None)
+    return (f"fix: {_FIXES[found.reason]}",) if found is not None and found.reason in _FIXES else ()
 
 
 def termination_lines(last: ExitStatus | None) -> tuple[str, ...]:

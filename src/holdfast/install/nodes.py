@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -12,11 +13,12 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from holdfast.client.server_urls import split_urls
-from holdfast.client.sync_api import CellApi
+from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.identity.certificates import write_private
 from holdfast.install.join_string import JoinString, fetch_verified_ca
 from holdfast.install.places import InstallRecord, Places
+from holdfast.install.removal import remove_role
 from holdfast.install.services import Service, install_service
 from holdfast.model.validation import check_subdomain
 from holdfast.platform.layout import write_atomically
@@ -81,6 +83,20 @@ def own_address(url: str) -> str:
 
 
 def join_node(places: Places, plan: NodePlan, joining: JoinString, say: Say) -> None:
+    """If the region refuses a machine that has not joined before, nothing is left of it on the machine."""
+    installed_before = places.record("agent") is not None
+    try:
+        _install_and_wait(places, plan, joining, say)
+    except CommandError as stop:
+        joined = (places.folder("agent") / "identity" / "node.pem").exists()
+        if installed_before or joined or stop.code is ExitCode.TIMED_OUT or places.record("agent") is None:
+            raise
+        remove_role(places, "agent", keep_state=False)
+        say("removed what this command had installed")
+        raise
+
+
+def _install_and_wait(places: Places, plan: NodePlan, joining: JoinString, say: Say) -> None:
     record = InstallRecord(role="agent", name=plan.name, advertise=joining.url, ca=joining.ca)
     held = places.begin("agent", record)
     state = places.folder("agent")
@@ -90,6 +106,10 @@ def join_node(places: Places, plan: NodePlan, joining: JoinString, say: Say) -> 
         write_private(identity / "ca.crt", fetch_verified_ca(joining.url, joining.ca))
         write_private(state / "join-token", joining.token.encode() + b"\n")
         say(f"region {joining.name}: its CA is the one in the token")
+    elif _certificate_is_rejected(joining, plan.name, identity):
+        write_private(state / "join-token", joining.token.encode() + b"\n")
+        (identity / "token").unlink(missing_ok=True)  # a token of several uses may be the one that it used before
+        say(f"region {joining.name}: does not accept the node's certificate any more; the agent joins again")
     if not places.config("agent").exists():
         text = CONFIG_NOTE + _settings_text(plan, joining, state)
         write_atomically(places.config("agent"), text.encode(), mode=0o640)
@@ -97,10 +117,14 @@ def join_node(places: Places, plan: NodePlan, joining: JoinString, say: Say) -> 
     expected.install()
     # The region may still say Ready of the agent before. Reports of the one that starts now have higher numbers.
     last = _last_report(joining, plan.name, identity) if expected.will_start_anew() else -1
-    service = install_service(places, "agent", held, start=plan.start, say=say)
+    said: list[str] = []
+    service = install_service(places, "agent", held, start=plan.start, say=said.append)
+    if service is not None:
+        _wait_until_ready(plan, joining, identity, service, last)
+    for line in said:  # not before, because an agent that the region refuses ends
+        say(line)
     if service is None:
         return
-    _wait_until_ready(plan, joining, identity, service, last)
     (state / "join-token").unlink(missing_ok=True)
 
 
@@ -141,7 +165,8 @@ def _wait_until_ready(plan: NodePlan, joining: JoinString, identity: Path, servi
         if not service.is_running():
             raise CommandError(
                 f"node {plan.name}: the agent ended ({service.failure()})",
-                next_step=f"holdfast node token --region {joining.name} on an operator's machine, then join again",
+                next_step=f"on an operator's machine: holdfast node token --region {joining.name} --node {plan.name}, "
+                "then here: holdfast node join - with that token",
             )
         if time.monotonic() >= deadline:
             raise CommandError(
@@ -156,6 +181,17 @@ def _read_status(joining: JoinString, node: str, ca: Path, pem: Path) -> dict[st
     api = CellApi(joining.url, name=joining.name, ca=ca, cert=pem, key=pem)
     status: dict[str, Any] = api.get(f"/apis/holdfast.dev/v1/nodes/{quote(node)}").get("status", {})
     return status
+
+
+def _certificate_is_rejected(joining: JoinString, node: str, identity: Path) -> bool:
+    """Whether the region answers that the node's certificate was revoked or has expired."""
+    try:
+        _read_status(joining, node, identity / "ca.crt", identity / "node.pem")
+    except ApiRefusal as refusal:
+        return refusal.status == HTTPStatus.UNAUTHORIZED
+    except (CommandError, OSError):
+        return False
+    return False
 
 
 def _last_report(joining: JoinString, node: str, identity: Path) -> int:

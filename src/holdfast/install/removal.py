@@ -50,7 +50,9 @@ def removal_warning(places: Places, role: Role) -> str:
         return f"{folder}: the store of region {held.name} and the CA of its nodes. Its nodes must join another region."
     running = ""
     if tasks := _task_processes(places):
-        running = f" Its tasks are stopped ({len(tasks)} processes); drain it first: holdfast node drain {held.name}."
+        running = (
+            f" Its tasks will be stopped ({len(tasks)} processes); drain it first: holdfast node drain {held.name}."
+        )
     return f"{folder}: the identity and task files of node {held.name}.{running}"
 
 

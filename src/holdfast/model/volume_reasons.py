@@ -71,7 +71,7 @@ IMAGE_UNRESOLVED: ReasonText = (
 )
 ASSIGNED_PORT_IN_USE: ReasonText = (
     "AssignedPortInUse",
-    "A port that the region chose for the replica is in use by a process that Holdfast did not start. "
+    "A port that the region chose for the replica is in use by a process that is no task of this node. "
     "The replica is placed again with another port.",
 )
 ARTIFACT_MISMATCH: ReasonText = (

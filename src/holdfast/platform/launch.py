@@ -32,9 +32,10 @@ from holdfast.platform.console_link import console_link, page_url
 from holdfast.platform.credentials import Credentials
 from holdfast.platform.join_tokens import issue_agent_tokens, remove_used_tokens
 from holdfast.platform.kubeconfig import write_kubeconfig
-from holdfast.platform.layout import REGIONS_MAX, Layout, Platform, design_platform, write_atomically
+from holdfast.platform.layout import PORT_SPACING, REGIONS_MAX, Layout, Platform, design_platform, write_atomically
 from holdfast.platform.output import print_json, print_note
 from holdfast.platform.platform_status import PlatformStatus, PlatformStatusReader
+from holdfast.platform.port_overlap import overlap_warnings
 from holdfast.platform.processes import SUPERVISOR_STOP_TIMEOUT_S, ProcessIdentity, is_alive, send_signal, wait_exited
 from holdfast.platform.programs import write_proxy_settings
 from holdfast.platform.progress import Display, make_display
@@ -151,6 +152,8 @@ def prepare(layout: Layout, spec: PlatformSpec, *, explicit: set[str], running: 
             proxies=spec.proxies,
         )
         _check_ports_free(platform)
+        for warning in overlap_warnings(layout, platform):
+            print_note(warning)
     layout.prepare()
     Credentials(layout).prepare(platform)
     if not layout.platform.exists():
@@ -206,7 +209,7 @@ def _check_ports_free(platform: Platform) -> None:
             except OSError:
                 raise CommandError(
                     f"{name}: port {port} is in use by another process",
-                    next_step=f"holdfast up --port-base {platform.port_base + 1000} --state .holdfast-2",
+                    next_step=f"holdfast up --port-base {platform.port_base + PORT_SPACING} --state .holdfast-2",
                     code=ExitCode.CONFLICT,
                 ) from None
 

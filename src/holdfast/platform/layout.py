@@ -21,6 +21,8 @@ PROXY_PORT_OFFSET, PROXY_STATUS_OFFSET = 50, 70
 DNS_PORT_OFFSET = 99
 AGENT_PORT_OFFSET = 100
 PORTS_PER_AGENT = 50
+# Between the port bases of two platforms, so that their ranges do not overlap: sufficient for 18 agents.
+PORT_SPACING = 1000
 GPUS_PER_GPU_NODE = 2
 GPU_MODELS = ("A100", "L4", "H100")
 CPUS, MEMORY, DISK, VOLUMES = "8", "32Gi", "200Gi", "10Gi"
@@ -74,6 +76,12 @@ class Platform(msgspec.Struct, frozen=True, rename="camel"):
     """Example application that `holdfast up` applies; empty: none."""
     proxies: tuple[str, ...] = ()
     """Regions with an entry proxy."""
+
+    @property
+    def port_range(self) -> tuple[int, int]:
+        """First and last port of the platform's cells and agents. Nodes of pools take blocks behind it."""
+        last = max((agent.ports[1] for plan in self.regions for agent in plan.agents), default=0)
+        return self.port_base, max(last, self.port_base + AGENT_PORT_OFFSET - 1)
 
     def proxy_port(self, region: str) -> int:
         """HTTP port of the region's entry proxy."""

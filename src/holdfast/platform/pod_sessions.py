@@ -25,6 +25,8 @@ from holdfast.model.pod_session import Channel, TerminalSize, exit_code_of
 from holdfast.platform.agent_calls import ReplicaLocation, find_replicas
 
 _READ_BYTES = 32 * 1024
+COMMAND_NOT_FOUND = 127
+"""Exit code of a command that does not exist, as shells have it."""
 _PORT_HEAD_BYTES = 2
 # Connections through one forwarded port at a time. Further ones are closed.
 LOCAL_CONNECTIONS_MAX = 32
@@ -253,9 +255,15 @@ def copy_to_replica(placed: ReplicaLocation, source: str, target: str) -> None:
     )
     if packing.wait() != 0 or code != 0:
         why = errors.decode(errors="replace").strip() or f"tar ended with {packing.returncode} here and {code} there"
-        raise CommandError(
-            f"{placed.name}:{target}: not copied ({why})", next_step="check the path and its permissions"
-        )
+        raise copy_failure(f"{placed.name}:{target}", code, why, "check the path and its permissions")
+
+
+def copy_failure(what: str, code: int, why: str, step: str) -> CommandError:
+    """Copies need the program `tar` beside the task, which small images do not have."""
+    if code == COMMAND_NOT_FOUND or "executable file" in why:
+        why = f"there is no program tar in its image or on its node: {why}"
+        step = "use an image that contains tar, or a volume, or send the file through exec, for example: cat"
+    return CommandError(f"{what}: not copied ({why})", next_step=step)
 
 
 def copy_from_replica(placed: ReplicaLocation, source: str, target: str) -> None:
@@ -274,8 +282,11 @@ def copy_from_replica(placed: ReplicaLocation, source: str, target: str) -> None
 
         code = execute(placed, ("tar", "cf", "-", "--", source.rstrip("/")), sink=keep)
         if code != 0:
-            why = errors.decode(errors="replace").strip() or f"tar ended with {code}"
-            raise CommandError(f"{placed.name}:{source}: not copied ({why})", next_step="check the path")
+            packed.seek(0)
+            start = packed.read(512)  # a runtime that cannot start tar says so there
+            said = bytes(errors) or (start if b"executable file" in start else b"")
+            why = said.decode(errors="replace").strip() or f"tar ended with {code}"
+            raise copy_failure(f"{placed.name}:{source}", code, why, "check the path")
         packed.seek(0)
         wanted = source.strip("/")
         target = os.path.join(target, os.path.basename(wanted)) if os.path.isdir(target) else target

@@ -102,6 +102,19 @@ def task_folders(agent: Path) -> list[Path]:
     return [path for part in TASK_PARTS for path in (agent / part).glob("*")]
 
 
+def running_platforms() -> list[Path]:
+    """Directories of the platforms whose supervisors run on this machine."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        try:
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0") if entry.isdigit() else []
+        except OSError:
+            continue  # the process has exited, or belongs to another user
+        if words[1:5] == [b"-m", b"holdfast.cli", b"supervise", b"--state"] and len(words) > 5:
+            found.add(Path(os.fsdecode(words[5])))
+    return sorted(found)
+
+
 def platform_processes(folder: Path, *, skip: frozenset[int] = frozenset()) -> Iterator[tuple[ProcessIdentity, str]]:
     """Live processes of a platform with their command lines: cells, agents, shims and tasks.
 

@@ -19,6 +19,11 @@ from holdfast.model.registry_login import BadDockerConfig, RegistryLogin, find_d
 AUTH_FILE_BYTES_MAX = 1024 * 1024
 
 _DOCKER_HUB = "registry-1.docker.io"
+_WHERE = (
+    "of the agents and the global cell, and restart them (local platform: node.toml in its state directory, then "
+    "`holdfast down` and `holdfast up`; machines: agent.toml of each node, and the file of `holdfast serve --images`)"
+)
+"""Where a registry is allowed. Changed settings need a restart."""
 
 
 class AllowedRegistries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -52,7 +57,7 @@ class AllowedRegistries(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         """Why images of the registry may not be pulled; empty if they may."""
         if registry in self.registries:
             return ""
-        return f"registry {registry} is not allowed here; next: add it to images.registries"
+        return f"registry {registry} is not allowed here; next: add it to images.registries {_WHERE}"
 
     def base_url(self, reference: ImageReference) -> str:
         host = _DOCKER_HUB if reference.registry == DEFAULT_REGISTRY else reference.registry

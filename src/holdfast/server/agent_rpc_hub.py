@@ -121,12 +121,22 @@ async def call_replica_agent(app: Application, request: Request) -> StreamRespon
     if arguments.kind is AgentCallKind.LOGS and (not node or arguments.previous):
         node = node if arguments.previous and _has_restarted(replica) else placement.last_node
     if not node:
-        what = "not placed on a node" if placement.attempt == 1 else "its task has ended"
-        raise NotFound(f"replica {tenant}/{name}: {what}")
+        raise NotFound(f"replica {tenant}/{name}: {_why_no_node(replica, arguments)}")
+    if node != placement.node and app.objects.get(_NODE, "", node) is None:
+        what = f"its logs were on node {node}, which has been removed from the region"
+        raise NotFound(f"replica {tenant}/{name}: {what}; next: holdfast explain {tenant}/{name}")
     if arguments.kind is AgentCallKind.EXEC:
         await _audit_exec(app, request, f"{tenant}/{name}", arguments.command)
     call = AgentCall(id="", arguments=arguments, namespace=tenant, replica=name)
     return StreamResponse(send_call(app, node, call), content_type=_NDJSON)
+
+
+def _why_no_node(replica: Replica, arguments: AgentCallArguments) -> str:
+    """Why no node can answer the call."""
+    placement = replica.status.placement
+    if placement.node:  # only earlier runs were asked for
+        return "has no earlier run: it never restarted; next: ask for its log without --previous"
+    return "not placed on a node" if placement.attempt == 1 else "its task has ended"
 
 
 def _has_restarted(replica: Replica) -> bool:

@@ -123,8 +123,8 @@ class OciDriver(Driver):
     async def fetch(self, task: Task) -> None:
         if task.template.image:
             if self._images is None:
-                message = f"image {task.template.image}: this node runs no images; next: set images.registries"
-                raise StartFailed(Reason.DRIVER_MISSING, message)
+                what, step = f"image {task.template.image}: this node runs no images", "restart its agent with it"
+                raise StartFailed(Reason.DRIVER_MISSING, f"{what}; next: set images.registries and {step}")
             await self._images.fetch(task)
         await self._processes.fetch(task)
 

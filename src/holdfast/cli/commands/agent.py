@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.settings_file import check_config_option, check_keys, read_toml
 from holdfast.foundation.exit_codes import CommandError, ExitCode
+
+if TYPE_CHECKING:
+    from holdfast.agent.config import AgentConfig
 
 
 @click.command()
@@ -110,13 +113,21 @@ def agent(*, config: str | None, state: str | None, ports: str | None, check_con
     except (Unauthorized, Forbidden) as refusal:
         raise CommandError(
             f"node {settings.name}: {refusal.message.partition('; next: ')[0]}",
-            next_step=f"holdfast token create NAME --join {settings.region} --node {settings.name}",
+            next_step=_rejoin_step(settings),
             code=ExitCode.DENIED,
         ) from None
     except (StoreFailed, Unavailable) as fault:
         # Of the state directory. A region that does not answer is waited for.
         text, _, step = fault.message.partition("; next: ")
         raise CommandError(f"node {settings.name}: {text}", next_step=step) from None
+
+
+def _rejoin_step(settings: AgentConfig) -> str:
+    """How a refused node joins. `holdfast node join` leaves a record beside the agent's files."""
+    node = f"{settings.region} --node {settings.name}"
+    if (Path(settings.state_dir) / "install.json").exists():
+        return f"on an operator's machine: holdfast node token --region {node}, then here: holdfast node join - with it"
+    return f"holdfast token create NAME --join {node}, and put the token into the agent's join token file"
 
 
 def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 POLL_EVERY_S = 0.5
 
 
+class NodeNotFound(CommandError):
+    """No reachable region has it."""
+
+
 @click.group()
 def node() -> None:
     """Join, cordon, drain and revoke nodes.
@@ -128,19 +132,34 @@ def revoke(name: str, state: str, output: str) -> None:
     """Revoke a node's certificate, for example when the machine is lost or stolen.
 
     The agent loses access at once: the lease expires, the node is fenced, and its replicas are rescheduled. Exclusive
-    tasks stop before the lease expires. To use the node again, let it join with a new token.
+    tasks stop before the lease expires. A node that was deleted from its region keeps its certificate until it is
+    revoked. To use the node again, let it join with a new token.
 
     \b
     Example:
       holdfast node revoke us-east-1
       holdfast token create rejoin-us-east-1 --join us-east --node us-east-1
     """
+    api, identity = find_identity(state, name)
+    generation = identity["spec"]["generation"]
+    change = {"spec": {"revokedGeneration": generation}}
+    api.request("PATCH", identity_path(name), change, content_type="application/merge-patch+json")
+    print_result(output, name, "revoked", generation=generation)
+
+
+def find_identity(state: str, name: str) -> tuple[CellApi, dict[str, Any]]:
+    """The identity of a node, and the API of its region: that of the node, or if it was deleted, the region that has
+    its identity."""
     from holdfast.client.sync_api import ApiRefusal
 
-    api, _ = find_node(state, name)
-    path = f"/apis/holdfast.dev/v1/nodeidentities/{quote(name)}"
     try:
-        generation = api.get(path)["spec"]["generation"]
+        api, _ = find_node(state, name)
+    except NodeNotFound:
+        api, identity = _find_object(state, name, identity_path(name))
+        print_note(f"node {name} is not in region {api.name} any more; its identity there is revoked")
+        return api, identity
+    try:
+        return api, api.get(identity_path(name))
     except ApiRefusal as refusal:
         if refusal.status != 404:
             raise
@@ -148,9 +167,10 @@ def revoke(name: str, state: str, output: str) -> None:
             f"node {name}: it did not join with a token, so this platform did not issue its certificate",
             next_step="revoke the certificate at the CA that issued it",
         ) from None
-    change = {"spec": {"revokedGeneration": generation}}
-    api.request("PATCH", path, change, content_type="application/merge-patch+json")
-    print_result(output, name, "revoked", generation=generation)
+
+
+def identity_path(name: str) -> str:
+    return f"/apis/holdfast.dev/v1/nodeidentities/{quote(name)}"
 
 
 def node_path(name: str) -> str:
@@ -159,6 +179,11 @@ def node_path(name: str) -> str:
 
 def find_node(state: str, name: str) -> tuple[CellApi, dict[str, Any]]:
     """The API of the node's region, and the node object."""
+    return _find_object(state, name, node_path(name))
+
+
+def _find_object(state: str, name: str, path: str) -> tuple[CellApi, dict[str, Any]]:
+    """The object at the path, and the API of the first region that has it."""
     from holdfast.client.sync_api import ApiRefusal
     from holdfast.platform.cell_connection import connect_cell
     from holdfast.platform.layout import Layout
@@ -169,7 +194,7 @@ def find_node(state: str, name: str) -> tuple[CellApi, dict[str, Any]]:
     for region in platform.regions:
         api = connect_cell(layout, platform, region.name)
         try:
-            return api, api.get(node_path(name))
+            return api, api.get(path)
         except ApiRefusal as refusal:
             if refusal.status != 404:
                 raise
@@ -178,7 +203,7 @@ def find_node(state: str, name: str) -> tuple[CellApi, dict[str, Any]]:
                 raise
             unreachable.append(region.name)
     hint = f" (unreachable regions: {', '.join(unreachable)})" if unreachable else ""
-    raise CommandError(f"node {name}: not found in any region{hint}", next_step="holdfast get nodes")
+    raise NodeNotFound(f"node {name}: not found in any region{hint}", next_step="holdfast get nodes")
 
 
 def patch_node_spec(api: CellApi, name: str, spec: dict[str, Any]) -> None:

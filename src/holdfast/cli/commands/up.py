@@ -29,7 +29,8 @@ from holdfast.cli.options import directory_option, output_option, quiet_option
     type=int,
     default=7400,
     show_default=True,
-    help="Port of the global cell. Regions and agents use the ports after it.",
+    help="Port of the global cell. Regions and agents use the ports after it: 100, and 50 per agent (500 by default). "
+    "Give two platforms bases that are 1000 apart.",
 )
 @click.option(
     "--store",

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from holdfast.model.join import NodeIdentity
 from holdfast.model.kinds import Kind
 from holdfast.model.ownership import OWNERS, UNOWNED, deleters, is_mirrored_here, owners
-from holdfast.sim.checkers import Finding, ObservedCommit
+from holdfast.sim.checkers import Finding, ObservedChange, ObservedCommit
 from holdfast.store.contract import Txn
 
 PLACEMENT_KINDS = frozenset({"Binding", "Reservation", "LeasePage", "Decision"})
@@ -82,9 +83,17 @@ class OwnershipChecker:
                 continue  # the creator owns spec and metadata; the gate limits its status fields
             for group in changed_groups(kind.name, change.old, change.new):
                 allowed = owners(kind.name, group, mirrored_here=mirrored)
-                if not roles & allowed:
+                if not roles & allowed and not (group == "spec" and self._is_own_renewal(change, writer)):
                     owner_names = ", ".join(sorted(allowed)) or "none"
                     yield "S6", f"{change.key} {group} changed by {writer} (owner: {owner_names})", about
+
+    def _is_own_renewal(self, change: ObservedChange, writer: str) -> bool:
+        """Whether a node renews its own certificate: the join service records that under the node's name."""
+        old, new = change.old, change.new
+        if not isinstance(old, NodeIdentity) or not isinstance(new, NodeIdentity):
+            return False
+        renewed = msgspec.structs.replace(old.spec, serial=new.spec.serial, expires_at=new.spec.expires_at)
+        return writer == f"holdfast:node:{self._cell}:{new.metadata.name}" and renewed == new.spec
 
     def _new_term(self, term: Any) -> Iterator[Finding]:
         revision = term.revision if term is not None else 0
