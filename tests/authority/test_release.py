@@ -122,8 +122,6 @@ async def test_free_after_fence_releases_quota_and_keeps_devices_in_use(cell: Ce
     assert cell.binding("web-0.1") is None
     (record,) = (r for _, r in await audit.read_records(cell.store.inner) if r["verb"] == "clean")
     assert [(e["uid"], e["before"]) for e in record["entries"]] == [(stopped.uid, stopped.revision)]
-        "names the version"
-    )
     assert (await cell.place(moved, "g")).result is PlacementOutcome.ACCEPTED
     cell.check_ledger()
 
