@@ -324,7 +324,7 @@ def test_shadow_policy_is_compared_and_guarded_policy_rolls_back(platform: str, 
         comparison = wait_until(compared, "decisions are compared")
         row = next(r for r in comparison["regions"] if r["region"] == "eu-west")
         assert row["decisions"] and row["different"]
-        assert ", shadow:" in comparison["examples"][0]
+        assert ", shadow " in comparison["examples"][0]
         diff = holdfast("policy", "diff", "default", "--state", platform, timeout_s=30)
         assert diff.returncode == 3 and "scores" in diff.stdout
         # Promoted with a guard that it violates: a workload that fits nowhere stays pending too long.
