@@ -140,7 +140,7 @@ def refusal_message(scratch: Scratch, requirements: ReplicaRequirements, reason:
         case Reason.PORT_IN_USE:
             return f"needs port {', '.join(map(port_text, requirements.fixed_ports))}"
         case Reason.DRIVER_MISSING:
-            images = "; to run images a node needs crun or runc, and `images.registries` in its agent's settings"
+            images = "; to run images a node needs crun or runc, and `images.registries`"
             network = "; for a network of its own a node needs root, slirp4netns, /dev/net/tun and an IPv4 address"
             driver = required_driver(requirements.template)
             advice = images if driver.startswith(IMAGE_DRIVER) else ""
