@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import expect
-from tests.agent.image_registry import Registry, file, layer, program, running_registry, shell_layer
+from tests.agent.image_registry import Registry, file, layer, running_registry, shell_layer
 from tests.browser import chromium, tab
 from tests.console_pages import signed_in
-from tests.platforms import TENANCY, V1, RunningPlatform, holdfast, running_platform, wait_until
-from tests.requirements import skip_or_fail
+from tests.e2e.image_platform import platform_with_images
+from tests.platforms import TENANCY, V1, RunningPlatform, holdfast, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 REGIONS = ("us-east", "eu-west")
@@ -51,27 +51,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory, registry: Registry) -> Iterator[RunningPlatform]:
-    if os.geteuid() != 0:
-        skip_or_fail("images need an agent that is root")
-    folder = tmp_path_factory.mktemp("images")
-    (folder / "bin").mkdir()
-    for name in ("runc", "slirp4netns"):
-        (folder / "bin" / name).symlink_to(program(name))
-    state = folder / "platform"
-    state.mkdir(mode=0o700)
-    (state / "node.toml").write_text(
-        f"""drivers = ["process", "oci"]
-[images]
-registries = ["{registry.address}"]
-insecure = ["{registry.address}"]
-networks = ["127.0.0.0/8"]
-"""
-    )
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-        with running_platform(state, "--no-samples", "--regions", ",".join(REGIONS)) as running:
-            running.apply(*TENANCY)
-            yield running
+    folder, regions = tmp_path_factory.mktemp("images"), ",".join(REGIONS)
+    programs = ("runc", "slirp4netns")
+    with platform_with_images(folder, registry, "--no-samples", "--regions", regions, programs=programs) as running:
+        running.apply(*TENANCY)
+        yield running
 
 
 def replicas(platform: RunningPlatform, name: str) -> list[dict[str, Any]]:

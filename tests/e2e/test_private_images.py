@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.agent.image_registry import Registry, program, running_registry, shell_layer
+from tests.agent.image_registry import Registry, running_registry, shell_layer
+from tests.e2e.image_platform import platform_with_images
 from tests.e2e.test_secrets import files_with, forms
-from tests.platforms import TENANCY, V1, RunningPlatform, holdfast, running_platform, wait_until
-from tests.requirements import skip_or_fail
+from tests.platforms import TENANCY, V1, RunningPlatform, holdfast, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow]
 LOOP = 'while true; do echo "saw $TOKEN $(cat /etc/app/token)" >&2; sleep 0.2; done'
@@ -30,20 +29,10 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory, registry: Registry) -> Iterator[RunningPlatform]:
-    if os.geteuid() != 0:
-        skip_or_fail("images need an agent that is root")
     folder = tmp_path_factory.mktemp("private")
-    (folder / "bin").mkdir()
-    (folder / "bin" / "runc").symlink_to(program("runc"))
-    state = folder / "platform"
-    state.mkdir(mode=0o700)
-    named = f'registries = ["{registry.address}"]\ninsecure = ["{registry.address}"]\nnetworks = ["127.0.0.0/8"]\n'
-    (state / "node.toml").write_text(f'drivers = ["process", "oci"]\n[images]\n{named}')
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-        with running_platform(state, "--no-samples", "--regions", "us-east") as running:
-            running.apply(*TENANCY)
-            yield running
+    with platform_with_images(folder, registry, "--no-samples", "--regions", "us-east") as running:
+        running.apply(*TENANCY)
+        yield running
 
 
 def workload(name: str, registry: Registry, script: str, **template: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 from tests.agent.image_registry import Registry, program, running_registry
+from tests.e2e.image_platform import platform_with_images
 from tests.e2e.test_shop import SHOP, ask_until_answered, region_lost_while_it_serves, targets, workload
-from tests.platforms import ROOT, RunningPlatform, holdfast, running_platform, wait_until
-from tests.requirements import skip_or_fail
+from tests.platforms import ROOT, RunningPlatform, holdfast, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.slow, pytest.mark.timeout(500)]
 
@@ -35,19 +34,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory, registry: Registry) -> Iterator[RunningPlatform]:
-    if os.geteuid() != 0:
-        skip_or_fail("images need an agent that is root")
     folder = tmp_path_factory.mktemp("shop")
-    (folder / "bin").mkdir()
-    (folder / "bin" / "runc").symlink_to(program("runc"))
-    state = folder / "platform"
-    state.mkdir(mode=0o700)
-    named = f'registries = ["{registry.address}"]\ninsecure = ["{registry.address}"]\nnetworks = ["127.0.0.0/8"]\n'
-    (state / "node.toml").write_text(f'drivers = ["process", "oci"]\n[images]\n{named}')
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
-        with running_platform(state, "--example", "shop", "--agents", "2") as running:
-            yield running
+    with platform_with_images(folder, registry, "--example", "shop", "--agents", "2") as running:
+        yield running
 
 
 def images(up: RunningPlatform) -> list[str]:
