@@ -309,7 +309,8 @@ async def test_reserve_without_grant_beyond_quota_or_after_lease_is_refused(cell
 
 async def test_recovery_claim_spends_recovery_grant(cell: Cell) -> None:
     replica = await cell.replica("r", purpose=Purpose.RECOVERY)
-    assert refused(await cell.place(replica), "NoGrant")["class"] == "Recovery"
+    first = await cell.place(replica)
+    assert refused(first, "NoGrant")["class"] == "Recovery" and "follows the Recovery" in first.message
     await cell.grant(grant_class=GrantClass.RECOVERY, limit={"cpu": "1", "memory": "1Gi"})
     assert (await cell.place(replica)).result is PlacementOutcome.ACCEPTED
     binding = cell.binding("r.1")

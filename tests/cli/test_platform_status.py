@@ -140,6 +140,9 @@ def test_status_text_shows_every_problem() -> None:
     text = as_text(status)
     for expected in ("no supervisor", "refused", "NodeUnreachable", "cell-global: not running", "g.log", "0/3"):
         assert expected in text
+    assert "workloads: unknown" not in text
+    silent = as_text(msgspec.structs.replace(status, workloads=()))
+    assert "workloads: unknown (the global cell lists them and does not answer; what runs goes on)" in silent
     platform = design_platform(("us-east",), agents_per_region=1, port_base=7400, samples=True)
     rows = {what: (how, ready) for what, how, ready in progress_rows(platform, status)}
     assert rows["cells ready"] == ("0 of 1", False)

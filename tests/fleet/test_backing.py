@@ -109,6 +109,22 @@ def test_unbacked_objective_names_the_bottleneck() -> None:
     assert "0 of 1 matching recovery slots" in short[Key("acme", "api")]
 
 
+def test_workload_without_a_region_left_is_told_why_each_one_is_not() -> None:
+    """Regions that the workload's rules allow are not called forbidden when they are lost themselves."""
+    view = world()
+    lost = RegionHealth(state=HealthState.LOST, last_sequence=1)
+    for name in ("x", "y"):
+        item = present(view.get(Region, name))
+        view.put(with_new_revision(item, status=msgspec.structs.replace(item.status, health=lost)))
+    short = backing.unbacked_objectives(view, NOW)[Key("acme", "api")]
+    assert short == "if region z is lost: no other region can run it (x: the region is Lost; y: the region is Lost)"
+    (made,) = view.list(Workload)
+    objective = RecoveryObjective(min_serving=4, regions=("z",))
+    view.put(with_new_revision(made, spec=msgspec.structs.replace(made.spec, recovery=objective)))
+    short = backing.unbacked_objectives(view, NOW)[Key("acme", "api")]
+    assert "x: not in spec.recovery.regions" in short
+
+
 def test_every_region_and_every_zone_can_be_lost() -> None:
     losses = [(loss.region, loss.zone) for loss in backing.single_losses(world())]
     zones = [(r.metadata.name, zone) for r in world().list(Region) for zone in r.spec.zones]

@@ -9,11 +9,11 @@ import pytest
 from tests.expected import present
 from tests.factories import cache_of, meta, priority, region, tenant, with_new_revision, workload
 
-from holdfast.fleet import assign
+from holdfast.fleet import assign, workload_status
 from holdfast.model.assignment import Assignment, AssignmentStatus
 from holdfast.model.meta import Key
 from holdfast.model.region import HealthState, Region, RegionHealth
-from holdfast.model.times import micro_text
+from holdfast.model.times import micro_text, seconds_text
 from holdfast.model.workload import (
     Batch,
     Exclusivity,
@@ -23,7 +23,7 @@ from holdfast.model.workload import (
     WorkloadType,
     validate_workload,
 )
-from holdfast.model.writes import Create, Delete, Update
+from holdfast.model.writes import Create, Delete, SetStatus, Update
 
 NOW = 1_800_000_000.0
 AFTER_S = 120.0
@@ -57,8 +57,7 @@ class Fleet:
             for item in self.cache.list(Assignment):
                 if item.spec.region in serving and self.state(item.spec.region) is HealthState.HEALTHY:
                     n = item.spec.replicas
-                    status = AssignmentStatus(observed_epoch=item.spec.epoch, replicas=n, bound=n, ready=n, serving=n)
-                    self.cache.put(with_new_revision(item, status=status))
+                    self.report(item.spec.region, replicas=n, bound=n, started=n, ready=n, serving=n)
 
     def state(self, name: str) -> HealthState:
         return present(self.cache.get(Region, name)).status.health.state
@@ -76,6 +75,16 @@ class Fleet:
         self.settle()
         self.now += for_s
         self.settle()
+
+    def conditions(self) -> dict[str, str]:
+        """The messages of the workload's conditions, as far as they are not met."""
+        (write,) = workload_status.decide(Key("acme", "api"), self.cache, self.now).writes
+        assert isinstance(write, SetStatus)
+        return {c.type: c.message for c in write.conditions if c.status != "True"}
+
+    def report(self, name: str, **counts: Any) -> None:
+        (item,) = [a for a in self.cache.list(Assignment) if a.spec.region == name]
+        self.cache.put(with_new_revision(item, status=AssignmentStatus(observed_epoch=item.spec.epoch, **counts)))
 
 
 @pytest.mark.parametrize("promise", ["workload", "class"])
@@ -168,3 +177,44 @@ def test_placement_rules_limit_the_regions_of_reassigned_replicas() -> None:
     fleet.settle()
     fleet.lose("a", AFTER_S)
     assert fleet.shares() == {"a": 0, "b": 6}
+
+
+def test_condition_says_when_other_regions_take_over_or_that_replicas_wait_for_the_region() -> None:
+    fleet = Fleet(class_after_s=AFTER_S)
+    fleet.settle()
+    fleet.lose("a", 0)
+    due = seconds_text(NOW + AFTER_S)
+    assert fleet.conditions()["Serving"] == (
+        f"4 of 6 replicas serve; pending: 2 in a: RegionLost (other regions take over at {due})"
+    )
+    waiting = Fleet()
+    waiting.settle()
+    waiting.lose("a", 0)
+    assert waiting.conditions()["Serving"].endswith("pending: 2 in a: RegionLost (waits for the region)")
+    promised = Fleet(recovery=RecoveryObjective(min_serving=2))
+    promised.settle()
+    promised.lose("a", 0)
+    assert promised.conditions()["Serving"].endswith("pending: 2 in a: RegionLost")
+
+
+def test_lost_region_without_replicas_is_not_named() -> None:
+    fleet = Fleet(reassign=STAYS)
+    fleet.settle()
+    fleet.lose("a", AFTER_S)
+    fleet.report("b", replicas=3, bound=3, started=3, ready=3, serving=2)
+    assert fleet.conditions()["Serving"] == "5 of 6 replicas serve"
+
+
+def test_batch_in_a_lost_region_says_that_it_waits_until_it_is_complete() -> None:
+    fleet = Fleet(type=WorkloadType.BATCH, batch=Batch(completions=6, parallelism=2))
+    fleet.settle()
+    ((name, replicas),) = fleet.shares().items()
+    fleet.report(name, replicas=2, bound=2, succeeded=4)
+    fleet.lose(name, 0)
+    assert fleet.conditions()["Complete"] == (
+        f"4 of 6 completions, 0 failed; pending: {replicas} in {name}: RegionLost (waits for the region)"
+    )
+    fleet.report(name, succeeded=6)
+    (write,) = workload_status.decide(Key("acme", "api"), fleet.cache, fleet.now).writes
+    assert isinstance(write, SetStatus)
+    assert [r.pending_reason for r in write.blocks["summary"].regions] == [""]

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.insight.explain import spread_lines
 from holdfast.insight.failed_starts import failed_start_fix, image_fix, termination_lines
-from holdfast.model.assignment import Assignment, AssignmentSpec
+from holdfast.model.assignment import Assignment, AssignmentSpec, Purpose
 from holdfast.model.meta import Condition, ObjectMeta
 from holdfast.model.placement_rules import PlacementRules
 from holdfast.model.replica import ExecutionBlock, ExitStatus, Phase, Replica, ReplicaSpec
@@ -66,3 +66,12 @@ def test_lowered_spread_is_said() -> None:
     assert lines(0, "a", "b") == [] and lines(2, "a", "b") == []
     (said,) = lines(1, "b", "a")
     assert said.startswith("spreadRegions is 1, and replicas are in 2 regions (a, b): running ones stay")
+
+
+def test_recovery_replicas_are_no_further_region() -> None:
+    """They go to a region that has replicas already, or to one more for as long as the lost region is away."""
+    rules = PlacementRules(spread_regions=2)
+    placed = (("a", Purpose.NORMAL), ("b", Purpose.NORMAL), ("b", Purpose.RECOVERY), ("c", Purpose.RECOVERY))
+    specs = [AssignmentSpec("w", "u", region, "r1", Template(), replicas=1, purpose=why) for region, why in placed]
+    found = [Assignment(metadata=ObjectMeta(name="w"), spec=one) for one in specs]
+    assert spread_lines(Workload(metadata=ObjectMeta(name="w"), spec=WorkloadSpec(placement=rules)), found) == []

@@ -278,6 +278,25 @@ def test_timeline_of_planner_refusal_has_reason_fix_and_next_retry(reason: Reaso
     assert timeline.next_retry_at == "2026-01-01T00:00:07.000000Z" and timeline.retry_on
 
 
+@pytest.mark.parametrize(
+    ("node", "cpu", "helps"),
+    [
+        (NODE, "8", True),
+        (factories.node(contact=ContactState.EXPIRED), "8", False),
+        (factories.node(unschedulable=True), "8", False),
+        (NODE, "64", False),
+    ],
+    ids=["full", "unreachable", "cordoned", "too small"],
+)
+def test_higher_priority_is_suggested_only_if_evictions_would_help(node: Node, cpu: str, helps: bool) -> None:
+    snapshot = build_snapshot("us-east", [node, placed("a", resources={"cpu": "8"}, priority=9)])
+    wanted = request({"cpu": cpu, "memory": "1Gi"}, priority=5, may_preempt=True)
+    fix = WhyNotQuery(snapshot, requirements_of(wanted), PolicyRules(), 0.0).suggested_fix()
+    refused = (RefusalCount(reason=Reason.NO_VICTIMS, nodes=0),)
+    said = timeline_of(wanted, refused, fix).suggested_fix
+    assert ("raise the priority" in said) is helps and said
+
+
 def test_node_without_private_networks_is_refused_with_what_it_needs() -> None:
     private = {"driver": DriverName.OCI, "bundle": "/b", "network": NetworkMode.PRIVATE}
     for drivers, refused in ((("process", "oci"), True), (("process", "oci", "oci-network"), False)):

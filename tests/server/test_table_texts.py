@@ -41,6 +41,16 @@ def test_region_without_live_nodes_is_not_shown_as_healthy(item: Region, text: s
     assert row["Health"] == text
 
 
+@pytest.mark.parametrize(
+    ("state", "nodes"), [(HealthState.HEALTHY, "2/2"), (HealthState.SUSPECT, "2/2"), (HealthState.LOST, "<none>")]
+)
+def test_last_report_of_a_lost_region_is_not_shown_as_its_state(state: HealthState, nodes: str) -> None:
+    item = with_nodes(2, 2, state)
+    row = dict(zip((c.name for c in tables.COLUMNS["Region"]), tables.cells("Region", item, 0.0)[1:], strict=False))
+    assert row["Nodes"] == nodes
+    assert (row["CPU"] == "<none>") == (state is HealthState.LOST)
+
+
 def test_reason_that_no_node_causes_is_shown_without_a_count() -> None:
     reasons = (RefusalCount(reason="QuotaExceeded"), RefusalCount(reason="InsufficientCpu", nodes=3))
     spec = SchedulingRequestSpec(

@@ -39,6 +39,7 @@ from holdfast.model.replica import Replica
 from holdfast.model.volume import Volume
 
 _NORMAL = GrantClass.NORMAL
+_RECOVERY_GRANT_FOLLOWS = "nothing: it follows the Recovery; if it does not arrive, see the link (holdfast status)"
 _SHORT_OF = {
     CPU: Reason.INSUFFICIENT_CPU,
     MEMORY: Reason.INSUFFICIENT_MEMORY,
@@ -237,10 +238,11 @@ class Ledger:
         spent_as = grant_class(request.capacity_class)
         facts_of_tenant = {"tenant": request.namespace, "class": spent_as.value}
         if not limit.copies:
+            following = spent_as is GrantClass.RECOVERY
+            step = _RECOVERY_GRANT_FOLLOWS if following else "an operator creates its Quota"
             return Refused(
                 Reason.NO_GRANT,
-                f"tenant {request.namespace} has no {spent_as.value} grant in this region; "
-                "next: an operator creates its Quota",
+                f"tenant {request.namespace} has no {spent_as.value} grant in this region; next: {step}",
                 facts_of_tenant,
             )
         if request.run_until:

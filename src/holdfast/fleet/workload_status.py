@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.fleet.assign import region_refusal_reason
 from holdfast.fleet.done_indexes import done_indexes
+from holdfast.fleet.reassign import reassign_after_s
 from holdfast.fleet.volume_claims import missing_claims
 from holdfast.model.assignment import Assignment, PendingReason, counts_desired_revision
 from holdfast.model.index_ranges import indexes_text, parse_indexes
@@ -50,7 +51,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     workload = view.get(Workload, key.name, key.namespace)
     if workload is None:
         return NO_CHANGES
-    assignments = [_without_lost_report(a, view) for a in view.by(Assignment, "workload", str(key))]
+    assignments = [_without_lost_report(workload, a, view) for a in view.by(Assignment, "workload", str(key))]
     summary = _summary(workload, assignments)
     conditions = [*_conditions(workload, assignments, summary, view, now), *_backing_condition(workload)]
     again_s = _next_check_s(workload, summary, now)
@@ -88,7 +89,7 @@ def _backing_condition(workload: Workload) -> list[Condition]:
     ]
 
 
-def _without_lost_report(assignment: Assignment, view: View) -> Assignment:
+def _without_lost_report(workload: Workload, assignment: Assignment, view: View) -> Assignment:
     """The Assignment without the last report of a lost region."""
     region = view.get(Region, assignment.spec.region)
     if region is None or region.status.health.state is not HealthState.LOST:
@@ -101,9 +102,27 @@ def _without_lost_report(assignment: Assignment, view: View) -> Assignment:
         started=0,
         unknown=assignment.status.bound,
         failing=(),
-        pending=(PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas),),
+        pending=_lost_replicas(workload, assignment, region, view),
     )
     return msgspec.structs.replace(assignment, status=status)
+
+
+def _lost_replicas(workload: Workload, assignment: Assignment, region: Region, view: View) -> tuple[PendingReason, ...]:
+    """The replicas of a lost region, and what becomes of them. A completed batch has none. Of work with a recovery
+    objective the Recovery says it."""
+    batch = assignment.spec.batch
+    completed = batch is not None and assignment.status.succeeded >= batch.completions
+    if not assignment.spec.replicas or completed:
+        return ()
+    after_s = reassign_after_s(workload, view)
+    since = region.status.health.since
+    if workload.spec.recovery is not None or workload.spec.exclusive is not None:
+        message = ""
+    elif after_s and since:
+        message = f"other regions take over at {seconds_text(parse_time(since) + after_s)}"
+    else:
+        message = "waits for the region"
+    return (PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas, message=message),)
 
 
 def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
@@ -158,7 +177,7 @@ def _conditions(
         )
     ]
     if is_batch and batch is not None:
-        complete = _complete(workload, summary, batch, now)
+        complete = _complete(workload, assignments, summary, now)
         found.append(complete)
         if complete.reason in _BATCH_FAILURES:
             # A separate condition has its own transition time; the TTL of a failed batch counts from it.
@@ -186,10 +205,10 @@ def _serving(
         leaving = [a.spec.region for a in assignments if not a.spec.replicas and a.status.serving]
         waits = [f"{region} has not applied the newest generation" for region in behind[:REGIONS_NAMED_MAX]]
         waits += [f"{region} serves replicas that leave it" for region in leaving[:REGIONS_NAMED_MAX]]
-        message = "; ".join((message, *waits)) + _problems(assignments, summary)
+        message = "; ".join((message, *waits)) + _problems(assignments)
     else:
         reason = Reason.SOME_SERVING if summary.serving else Reason.NONE_SERVING
-        message += _problems(assignments, summary)
+        message += _problems(assignments)
     return Condition(
         type="Serving",
         status="True" if enough else "False",
@@ -229,7 +248,8 @@ def _image_problem(workload: Workload) -> str:
 _BATCH_FAILURES = (Reason.BACKOFF_LIMIT_EXCEEDED, Reason.FAILED_INDEXES, Reason.ACTIVE_DEADLINE_EXCEEDED)
 
 
-def _complete(workload: Workload, summary: Summary, batch: Batch, now: float) -> Condition:
+def _complete(workload: Workload, assignments: Sequence[Assignment], summary: Summary, now: float) -> Condition:
+    batch = workload.spec.batch or Batch()
     message = f"{summary.succeeded} of {batch.completions} completions, {summary.failed} failed"
     left = batch.completions - summary.succeeded
     over_s = now - parse_time(workload.metadata.creation_timestamp) - (batch.active_deadline_seconds or 0.0)
@@ -244,6 +264,8 @@ def _complete(workload: Workload, summary: Summary, batch: Batch, now: float) ->
         reason = Reason.ACTIVE_DEADLINE_EXCEEDED
     if summary.failed_indexes:
         message += f"; failed indexes {summary.failed_indexes[:INDEXES_SHOWN_CHARS_MAX]}"
+    if reason is Reason.IN_PROGRESS:
+        message += _pending_text(assignments)
     return Condition(
         type="Complete",
         status="True" if left <= 0 else "False",
@@ -336,20 +358,28 @@ def _scales_down(workload: Workload, assignments: Sequence[Assignment]) -> bool:
     return sum(a.status.updated_serving for a in assignments) >= wanted
 
 
-def _problems(assignments: Sequence[Assignment], summary: Summary) -> str:
+def _problems(assignments: Sequence[Assignment]) -> str:
     """Reasons of replicas that do not serve. Without a failure, the steps at which bound replicas are."""
-    pending = [_reason_text(a, p) for a in assignments for p in a.status.pending]
     found = [(p.reason, _reason_text(a, p)) for a in assignments for p in a.status.failing]
     failing = [text for reason, text in found if reason not in _STARTING]
     starting = [text for reason, text in found if reason in _STARTING]
-    parts = (("pending", pending), ("failing", failing), ("starting", starting))
-    said = "".join(f"; {name}: {', '.join(texts[:4])}" for name, texts in parts if texts)
-    return said if failing else said + _slow_steps(summary)
+    parts = (("failing", failing), ("starting", starting))
+    said = _pending_text(assignments) + "".join(f"; {name}: {', '.join(texts[:4])}" for name, texts in parts if texts)
+    return said if failing else said + _slow_steps(assignments)
 
 
-def _slow_steps(summary: Summary) -> str:
-    """The steps at which bound replicas are. The one with most replicas limits the start."""
-    not_running, not_ready = summary.bound - summary.started, summary.started - summary.ready
+def _pending_text(assignments: Sequence[Assignment]) -> str:
+    """Reasons of pending replicas."""
+    pending = [_reason_text(a, p) for a in assignments for p in a.status.pending]
+    return f"; pending: {', '.join(pending[:4])}" if pending else ""
+
+
+def _slow_steps(assignments: Sequence[Assignment]) -> str:
+    """The steps at which bound replicas are. The one with most replicas limits the start. At which step the replicas of
+    a lost region are, nobody knows."""
+    staying = (a.status for a in assignments if a.spec.replicas)
+    known = [s for s in staying if all(p.reason != Reason.REGION_LOST for p in s.pending)]
+    not_running, not_ready = sum(s.bound - s.started for s in known), sum(s.started - s.ready for s in known)
     parts = [f"{not_running} bound, not running"] if not_running > 0 else []
     parts += [f"{not_ready} running, not ready"] if not_ready > 0 else []
     return "".join(f"; {part}" for part in parts)

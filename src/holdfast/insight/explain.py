@@ -169,15 +169,20 @@ def region_timelines(regions: RegionClients, key: Key) -> tuple[list[str], list[
 
 
 def spread_lines(workload: Workload, assignments: Sequence[Assignment]) -> list[str]:
-    """Says that a lowered `spreadRegions` moves nothing by itself."""
+    """Says that a lowered `spreadRegions` moves nothing by itself. Recovery replicas are elsewhere for a time only."""
     limit = workload.spec.placement.spread_regions
-    used = sorted(a.spec.region for a in assignments if a.spec.replicas)
+    used = _used_regions(assignments)
     if not limit or len(used) <= limit:
         return []
     return [
         f"spreadRegions is {limit}, and replicas are in {len(used)} regions ({', '.join(used)}): running ones stay, "
         f"and new ones go to at most {limit} of them; to move the others, list {limit} of them in placement.regions"
     ]
+
+
+def _used_regions(assignments: Sequence[Assignment]) -> list[str]:
+    """The regions that the placement rules count: those with replicas that are no recovery replicas."""
+    return sorted({a.spec.region for a in assignments if a.spec.replicas and a.spec.purpose is not Purpose.RECOVERY})
 
 
 def empty_volume_lines(assignments: Sequence[Assignment]) -> list[str]:
@@ -241,7 +246,7 @@ def _attraction(reason: str) -> str:
 def _why_no_region(workload: Workload, assignments: Sequence[Assignment], reasons: Collection[str]) -> str:
     """The rule of the workload that keeps pending replicas in their region, or that no region has room."""
     rules, most = workload.spec.placement, max_regions(workload)
-    used = sorted(a.spec.region for a in assignments if a.spec.replicas)
+    used = _used_regions(assignments)
     if most and len(used) >= most:
         said = f"spreadRegions is {most}" if rules.spread_regions else "a batch runs in one region"
         return f"{said}, and replicas are in {', '.join(used)}"

@@ -66,6 +66,8 @@ class SuggestedFix(msgspec.Struct, frozen=True):
     node: str = ""
     reasons: tuple[str, ...] = ()
     choices: tuple[Remedy, ...] = ()
+    priority_may_help: bool = True
+    """Whether a node would fit if work on it were evicted."""
 
 
 class _NodeRemedy(NamedTuple):
@@ -198,9 +200,19 @@ class WhyNotQuery:
         )
         first = found[0].slot
         reasons = dict.fromkeys(reason.value for reason, refused in self._refusals if refused[first])
-        return SuggestedFix(as_choice(choices), snapshot.name(first), tuple(reasons), choices)
+        helps = any(self._fits_when_empty(slot) for slot in np.flatnonzero(live).tolist())
+        return SuggestedFix(as_choice(choices), snapshot.name(first), tuple(reasons), choices, helps)
 
     # Inside
+
+    def _fits_when_empty(self, slot: int) -> bool:
+        """Whether the node refuses the replica only for what other work uses."""
+        snapshot = self._scratch.snapshot
+        refusing = {reason for reason, refused in self._refusals if refused[slot]}
+        rows = ((snapshot.resources.get(name), amount) for name, amount in self._requirements.amounts.items())
+        return refusing <= resources.REASONS | {Reason.INSUFFICIENT_DEVICES} and all(
+            row is not None and int(snapshot.capacity[row, slot]) >= amount for row, amount in rows if amount
+        )
 
     def _scored(self, node: str, slot: int) -> WhyNotResult:
         scratch, snapshot = self._scratch, self._scratch.snapshot
@@ -383,7 +395,9 @@ def suggested_remedies(fix: SuggestedFix | None, reasons: Iterable[str], tenant:
     """The changes on nodes and those for reasons that no node causes, in one order. A reason that ends by itself is
     named only if there is nothing to change."""
     on_nodes, told = (fix.choices, fix.reasons) if fix is not None else ((), ())
-    beyond = [change for r in reasons if r not in told for change in cluster_level_remedies(r, tenant)]
+    useless = fix is not None and not fix.priority_may_help
+    named = [r for r in reasons if r not in told and not (useless and r == Reason.NO_VICTIMS)]
+    beyond = [change for r in named for change in cluster_level_remedies(r, tenant)]
     if on_nodes:
         beyond = [change for change in beyond if not change.text.startswith("nothing")]
     return in_order([*on_nodes, *beyond])

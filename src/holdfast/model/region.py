@@ -230,6 +230,11 @@ def health_text(region: Region) -> str:
     return state.value
 
 
+def current_report(region: Region) -> RegionReport | None:
+    """The report for tables; None for a lost region, of whose nodes nothing is known any more."""
+    return None if region.status.health.state is HealthState.LOST else region.status.report
+
+
 def validate_region(region: Region, old: Region | None) -> Causes:
     yield from check_dns_label("metadata.name", region.metadata.name)
     if not region.spec.zones:

@@ -19,7 +19,7 @@ from holdfast.model.node import ContactState, unschedulable_reason
 from holdfast.model.quantity import DISK, MEMORY
 from holdfast.model.reasons import Reason
 from holdfast.model.recovery import OBJECTIVE_MET, ObjectiveOutcome
-from holdfast.model.region import health_text
+from holdfast.model.region import current_report, health_text
 from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
 from holdfast.server.notification_columns import NOTIFICATION_COLUMNS
@@ -136,7 +136,7 @@ def _node_gpus(node: Any) -> str:
 
 def _region_used(resource: str) -> Cell:
     def cell(region: Any) -> str:
-        report = region.status.report
+        report = current_report(region)
         if report is None or resource not in report.capacity:
             return NONE
         return f"{report.used.get(resource, 0)}/{report.capacity[resource]}"
@@ -145,7 +145,7 @@ def _region_used(resource: str) -> Cell:
 
 
 def _region_nodes(region: Any) -> str:
-    report = region.status.report
+    report = current_report(region)
     return NONE if report is None else f"{report.live_nodes}/{report.nodes}"
 
 

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.fleet.assign import open_zones
 from holdfast.fleet.recovery.need import CriticalWorkload, critical_workloads, target_refusal_reason, volumes_obstacle
 from holdfast.fleet.recovery.proof import proof_of_workload
-from holdfast.fleet.recovery.slot_matching import MatchResult, RecoveryDemand, SlotGroup, match_slots
+from holdfast.fleet.recovery.slot_matching import NO_REGION_LEFT, MatchResult, RecoveryDemand, SlotGroup, match_slots
 from holdfast.model.assignment import Assignment
 from holdfast.model.meta import Key
 from holdfast.model.override import AVOIDANCES, Override, active_avoidances
@@ -32,6 +32,8 @@ from holdfast.model.workload import BackingBlock, Workload
 from holdfast.model.writes import Outcome, SetStatus, Write
 
 ALL_OBJECTIVES = Key("", "objectives")
+REGIONS_NAMED_MAX = 4
+"""Regions named in one message; the rest is omitted."""
 SEARCH_GAVE_UP = "not proven: the search for a better distribution reached its limit"
 
 
@@ -102,6 +104,15 @@ class _Fleet:
             return left
         return self._sorted((*left, (loss.region, critical.objective.min_serving)))
 
+    def obstacle(self, critical: CriticalWorkload, loss: Loss) -> str:
+        """Why no region is left for the workload."""
+        refused = []
+        for name, region in sorted(self._by_name.items()):
+            if name != loss.region or loss.zone:
+                zone = loss.zone if name == loss.region else ""
+                refused.append(f"{name}: {target_refusal_reason(critical, region, self.avoidances, lost_zone=zone)}")
+        return f"no other region can run it ({'; '.join(refused[:REGIONS_NAMED_MAX])})" if refused else NO_REGION_LEFT
+
     def _without(self, options: tuple[tuple[str, int], ...], region: str) -> tuple[tuple[str, int], ...]:
         if self._left_for != region:
             self._left_for, self._left = region, {}
@@ -148,7 +159,7 @@ def _forecast(
                     options,
                     closed,
                     dedicated,
-                    volumes_obstacle(critical),
+                    volumes_obstacle(critical) or ("" if options else fleet.obstacle(critical, loss)),
                 )
             )
     if not items:

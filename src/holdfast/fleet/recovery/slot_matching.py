@@ -14,6 +14,7 @@ import msgspec
 from holdfast.model.placement_eligibility import can_use_slots
 from holdfast.model.quantity import Amounts, add, scaled, shortfall
 
+NO_REGION_LEFT = "no other region can run it"
 # Steps of the exact search that matches critical workloads to recovery slots. At the bound the result of the greedy
 # match is reported as inexact.
 SLOT_SEARCH_STEPS_MAX = 20_000
@@ -44,7 +45,7 @@ class RecoveryDemand(msgspec.Struct, frozen=True):
     closed: frozenset[tuple[str, str]] = frozenset()
     dedicated: bool = False
     obstacle: str = ""
-    """Why it has no options, if that is not a matter of rules."""
+    """Why it has no options."""
 
 
 class SlotShortage(msgspec.Struct, frozen=True):
@@ -165,7 +166,7 @@ class _SlotSearch:
 
     def _shortage_reason(self, item: RecoveryDemand, matchings: dict[str, _Matching], spent: dict[str, Amounts]) -> str:
         if not item.options:
-            return item.obstacle or "no other region is allowed to run it"
+            return item.obstacle or NO_REGION_LEFT
         parts = []
         for region, count in item.options:
             over = self.allowance_excess(spent, item, count)
