@@ -9,7 +9,10 @@ import pytest
 from tests.expected import present
 from tests.factories import cache_of, meta, priority, region, tenant, with_new_revision, workload
 
-from holdfast.fleet import assign, workload_status
+from holdfast.cell.controller_table import global_controllers
+from holdfast.controllers.cache import Cache
+from holdfast.controllers.declared_view import DeclaredView
+from holdfast.fleet import assign, workload_progress
 from holdfast.model.assignment import Assignment, AssignmentStatus
 from holdfast.model.meta import Key
 from holdfast.model.region import HealthState, Region, RegionHealth
@@ -31,6 +34,12 @@ STAYS = ReassignAfterLoss(after_seconds=AFTER_S)
 RETURNS = ReassignAfterLoss(after_seconds=AFTER_S, failback=True)
 
 
+def declared(name: str, cache: Cache) -> DeclaredView:
+    """What this controller of the global cell may read."""
+    (found,) = [c for c in global_controllers() if c.name == name]
+    return DeclaredView(name, cache, frozenset({*found.wakes, *found.reads}))
+
+
 class Fleet:
     """One workload in three regions; its Assignments are applied at once, and healthy regions serve them."""
 
@@ -43,7 +52,7 @@ class Fleet:
 
     def settle(self, serving: tuple[str, ...] = ("a", "b", "c")) -> None:
         for _ in range(8):
-            outcome = assign.decide(Key("acme", "api"), self.cache, self.now)
+            outcome = assign.decide(Key("acme", "api"), declared("assign", self.cache), self.now)
             self.again_s = outcome.requeue_after_s
             for write in outcome.writes:
                 match write:
@@ -76,11 +85,15 @@ class Fleet:
         self.now += for_s
         self.settle()
 
+    def progress(self) -> SetStatus:
+        view = declared("workload-status", self.cache)
+        writes = workload_progress.decide(Key("acme", "api"), view, self.now).writes
+        (found,) = [w for w in writes if isinstance(w, SetStatus) and "summary" in w.blocks]
+        return found
+
     def conditions(self) -> dict[str, str]:
         """The messages of the workload's conditions, as far as they are not met."""
-        (write,) = workload_status.decide(Key("acme", "api"), self.cache, self.now).writes
-        assert isinstance(write, SetStatus)
-        return {c.type: c.message for c in write.conditions if c.status != "True"}
+        return {c.type: c.message for c in self.progress().conditions if c.status != "True"}
 
     def report(self, name: str, **counts: Any) -> None:
         (item,) = [a for a in self.cache.list(Assignment) if a.spec.region == name]
@@ -215,6 +228,4 @@ def test_batch_in_a_lost_region_says_that_it_waits_until_it_is_complete() -> Non
         f"4 of 6 completions, 0 failed; pending: {replicas} in {name}: RegionLost (waits for the region)"
     )
     fleet.report(name, succeeded=6)
-    (write,) = workload_status.decide(Key("acme", "api"), fleet.cache, fleet.now).writes
-    assert isinstance(write, SetStatus)
-    assert [r.pending_reason for r in write.blocks["summary"].regions] == [""]
+    assert [r.pending_reason for r in fleet.progress().blocks["summary"].regions] == [""]

@@ -158,6 +158,7 @@ def _workload_controllers() -> tuple[Controller, ...]:
                 Region: workload_progress.woken_by_region,
                 VolumeClaim: volume_claims.workloads_woken_by_claim,
             },
+            reads=(PriorityClass,),
             batch=True,
             debounce_s=STATUS_DEBOUNCE_S,
             settle_s=STATUS_SETTLE_S,
