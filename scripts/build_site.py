@@ -28,6 +28,20 @@ from holdfast import __version__
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PACKAGED = ROOT / "src" / "holdfast" / "console" / "docs"
+MARK = (
+    '<svg class="mark" viewBox="0 0 24 24" width="24" height="24" aria-hidden="true">'
+    '<rect x="1" y="1" width="22" height="22" rx="6"/>'
+    '<path d="M7 6v12M17 6v12M7 12h10"/></svg>'
+)
+TOP = (
+    ("Tour", "", "tour.html"),
+    ("Tutorials", "Tutorials", "tutorials/deploy.html"),
+    ("Concepts", "Concepts", "concepts/cells.html"),
+    ("How-to", "How-to", "how-to/operate.html"),
+    ("Reference", "Reference", "kinds.html"),
+    ("Design", "Design", "design.html"),
+)
+"""Links at the top of every page: text, section that it stands for, page."""
 OUTSIDE = {"CHANGELOG.md": "changelog.html", "CONTRIBUTING.md": "contributing.html"}
 THEME = DOCS / "site"
 SECTION_LISTED_WHOLE_MAX = 40
@@ -161,10 +175,11 @@ def _document(site: Site, source: str, before: str | None, after: str | None) ->
 <script defer src="{up}search.js"></script>
 <script defer src="{up}site.js"></script>
 </head>
-<body data-root="{up}" data-version="{__version__}">
+<body{' class="home"' if name == "index.html" else ""} data-root="{up}" data-version="{__version__}">
 <a class="skip" href="#content">Skip to the text</a>
 <header>
-<a class="brand" href="{up}index.html">Holdfast</a>
+<a class="brand" href="{up}index.html">{MARK}Holdfast</a>
+<nav class="top" aria-label="Sections">{_top(name, section, up)}</nav>
 <div class="search"><input id="search" type="search" placeholder="Search  /" aria-label="Search the documentation"
  autocomplete="off" spellcheck="false"><ol id="results" aria-label="Search results" hidden></ol></div>
 <label class="version">Version <select id="version"><option>{__version__}</option></select></label>
@@ -205,6 +220,14 @@ def _navigation(site: Site, current: str, up: str) -> str:
             lines.append(f'<li><a href="{up}{output_name(source)}"{here}>{escape(site.pages[source].title)}</a></li>')
         lines.append("</ul></details>")
     return "\n".join(lines)
+
+
+def _top(name: str, section: str, up: str) -> str:
+    links = []
+    for text, stands_for, page in TOP:
+        here = ' class="here"' if section == stands_for or name == page else ""
+        links.append(f'<a href="{up}{page}"{here}>{text}</a>')
+    return "".join(links)
 
 
 def _neighbour(site: Site, source: str | None, up: str, word: str) -> str:

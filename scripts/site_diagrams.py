@@ -40,7 +40,8 @@ def svg(text: str, label: str) -> str:
     grid = [row.ljust(width) for row in rows]
     boxes = _boxes(grid)
     parts = [_rectangle(box, boxes) for box in sorted(boxes, key=_area, reverse=True)]
-    parts += [_lines(grid, dashed=False), _lines(grid, dashed=True)]
+    outlines = _outlines(boxes)
+    parts += [_lines(grid, outlines, dashed=False), _lines(grid, outlines, dashed=True)]
     parts += [_head(x, y, row[x]) for y, row in enumerate(grid) for x in range(width) if row[x] in HEADS]
     parts += [_words(x, y, run, boxes) for y, row in enumerate(grid) for x, run in _runs(row)]
     size = f'viewBox="0 0 {width * COLUMN:.0f} {len(grid) * ROW:.0f}" width="{width * COLUMN:.0f}"'
@@ -87,11 +88,22 @@ def _rectangle(box: Box, boxes: list[Box]) -> str:
     is_inner = any(o[0] < box[0] and o[1] < box[1] and o[2] > box[2] and o[3] > box[3] for o in boxes)
     kind = ' class="inner"' if is_inner else ""
     (x1, y1), (x2, y2) = _middle(box[0], box[1]), _middle(box[2], box[3])
-    return f'<rect{kind} x="{x1:.1f}" y="{y1:.1f}" width="{x2 - x1:.1f}" height="{y2 - y1:.1f}" rx="4"/>'
+    return f'<rect{kind} x="{x1:.1f}" y="{y1:.1f}" width="{x2 - x1:.1f}" height="{y2 - y1:.1f}" rx="7"/>'
 
 
-def _lines(grid: list[str], *, dashed: bool) -> str:
-    """All lines as one path. Strokes that touch are one line."""
+def _outlines(boxes: list[Box]) -> set[tuple[int, int, tuple[int, int]]]:
+    """The strokes that the rectangles draw, with their round corners: column, row and direction."""
+    found = set()
+    for left, top, right, bottom in boxes:
+        for y in (top, bottom):
+            found |= {(x, y, EAST) for x in range(left, right)} | {(x, y, WEST) for x in range(left + 1, right + 1)}
+        for x in (left, right):
+            found |= {(x, y, SOUTH) for y in range(top, bottom)} | {(x, y, NORTH) for y in range(top + 1, bottom + 1)}
+    return found
+
+
+def _lines(grid: list[str], outlines: set[tuple[int, int, tuple[int, int]]], *, dashed: bool) -> str:
+    """All lines outside of outlines as one path. Strokes that touch are one line."""
     rows: dict[float, list[tuple[float, float]]] = defaultdict(list)
     columns: dict[float, list[tuple[float, float]]] = defaultdict(list)
     for y, row in enumerate(grid):
@@ -99,6 +111,8 @@ def _lines(grid: list[str], *, dashed: bool) -> str:
             if character in STROKES and (character in DASHED) == dashed:
                 cx, cy = _middle(x, y)
                 for dx, dy in STROKES[character]:
+                    if (x, y, (dx, dy)) in outlines:
+                        continue
                     end = (cx + dx * COLUMN / 2, cy + dy * ROW / 2)
                     if dy == 0:
                         rows[cy].append((min(cx, end[0]), max(cx, end[0])))
@@ -143,8 +157,15 @@ def _runs(row: str) -> list[tuple[int, str]]:
 
 
 def _words(x: int, y: int, run: str, boxes: list[Box]) -> str:
+    """One text. The first line of a box is its title, of `authority: one writer` the part with the colon."""
     is_title = any(top == y - 1 and left < x < right for left, top, right, _ in boxes)
+    title, colon, rest = run.partition(": ")
+    if is_title and colon:
+        return _text(x, y, title + ":", is_title=True) + _text(x + len(title) + 2, y, rest, is_title=False)
+    return _text(x, y, run, is_title=is_title)
+
+
+def _text(x: int, y: int, text: str, *, is_title: bool) -> str:
     kind = ' class="title"' if is_title else ""
-    width = len(run) * COLUMN
-    attributes = f'x="{x * COLUMN:.1f}" y="{(y + 0.5) * ROW + 4.5:.1f}" textLength="{width:.1f}"'
-    return f"<text{kind} {attributes}>{escape(run)}</text>"
+    attributes = f'x="{x * COLUMN:.1f}" y="{(y + 0.5) * ROW + 4.5:.1f}" textLength="{len(text) * COLUMN:.1f}"'
+    return f"<text{kind} {attributes}>{escape(text)}</text>"

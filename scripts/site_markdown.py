@@ -23,8 +23,14 @@ SEARCHED_CHARACTERS = 1200
 # Longest text of a table row there.
 ROW_CHARACTERS = 160
 HIGHLIGHTED = {"sh": "bash", "bash": "bash", "yaml": "yaml", "python": "python", "toml": "toml", "json": "json"}
-# A dotted name in the first cell of a table row. A path with slashes is no name.
-_LONG_NAME = re.compile(r"(?<=<tr>\n<td><code>)[\w\[\]*]+(?:\.[\w\[\]*]+)+(?=</code>)")
+# A longer name in a table may be broken after a separator, a still longer one also before a capital letter.
+LONG_NAME_CHARACTERS = 16
+VERY_LONG_NAME_CHARACTERS = 18
+_CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
+_NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
+# An entity such as &amp; stays whole.
+_SEPARATOR = re.compile(r"(?<=[./_:=?,])(?=[^\s./_:=?,])")
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _formatter = HtmlFormatter(nowrap=True, classprefix="c-")
 
 
@@ -121,12 +127,10 @@ class PageRenderer:
         closing: list[str] = []
         for token in tokens:
             if token.type == "image":
-                target = self._target(source, str(token.attrGet("src")))
-                pictures.append(target)
-                token.attrSet("src", self._relative(source, f"pictures/{Path(target).name}"))
-                token.attrSet("loading", "lazy")
+                result += self._picture(token, source, pictures)
+                continue
             elif token.type == "link_open":
-                closing.append(self._open_link(token, source, links, result))
+                closing.append(self._open_link(token, source, links, pictures, result))
                 continue
             elif token.type == "link_close":
                 shown = closing.pop()
@@ -139,7 +143,23 @@ class PageRenderer:
             result.append(token)
         return result
 
-    def _open_link(self, token: Token, source: str, links: list[tuple[str, str]], result: list[Token]) -> str:
+    def _picture(self, token: Token, source: str, pictures: list[str]) -> list[Token]:
+        """The picture. One of the light theme that exists in dark too follows the reader's system."""
+        target = self._target(source, str(token.attrGet("src")))
+        pictures.append(target)
+        token.attrSet("src", self._relative(source, f"pictures/{Path(target).name}"))
+        token.attrSet("loading", "lazy")
+        dark = target.replace("-light.png", "-dark.png")
+        if dark == target or not (self._root / dark).is_file():
+            return [token]
+        pictures.append(dark)
+        shown = self._relative(source, f"pictures/{Path(dark).name}")
+        opening = f'<picture><source srcset="{shown}" media="(prefers-color-scheme: dark)">'
+        return [_html_token(opening), token, _html_token("</picture>")]
+
+    def _open_link(
+        self, token: Token, source: str, links: list[tuple[str, str]], pictures: list[str], result: list[Token]
+    ) -> str:
         """Opens the link. Returns the path to show instead, `-` for an ordinary link."""
         path, _, anchor = str(token.attrGet("href")).partition("#")
         if "://" in path or path.startswith("mailto:"):
@@ -147,6 +167,11 @@ class PageRenderer:
             return "-"
         target = self._target(source, path) if path else source
         name = self._output_name(target)
+        if target.startswith("docs/pictures/"):
+            pictures.append(target)
+            token.attrSet("href", self._relative(source, f"pictures/{Path(target).name}"))
+            result.append(token)
+            return "-"
         if name is None:
             if not (self._root / target).exists():
                 links.append((target, anchor))
@@ -167,8 +192,18 @@ class PageRenderer:
 
 
 def _breakable(body: str) -> str:
-    """Lets the browser break the long names that begin table rows after a dot, so that the other columns have room."""
-    return _LONG_NAME.sub(lambda name: name[0].replace(".", ".<wbr>"), body)
+    """Lets the browser break long names in tables after a dot, a slash and so on, so that every column has room."""
+    return _CELL.sub(lambda cell: _NAME.sub(_with_breaks, cell[0]), body)
+
+
+def _with_breaks(name: re.Match[str]) -> str:
+    words = _WORD.sub("<wbr>", name[0]) if len(name[0]) > VERY_LONG_NAME_CHARACTERS else name[0]
+    return _SEPARATOR.sub("<wbr>", words) if len(name[0]) > LONG_NAME_CHARACTERS else words
+
+
+def _html_token(html: str) -> Token:
+    """HTML that this module made. HTML in a page is text."""
+    return Token("html_inline", "", 0, content=html)
 
 
 def _text_token(text: str) -> Token:

@@ -91,5 +91,16 @@
       [...row.cells].forEach((cell, at) => { if (at) cell.dataset.column = columns[at]; });
     }
   }
+  // The list of headings marks the one that is being read.
+  const entries = [...document.querySelectorAll("nav.contents a")];
+  const headings = entries.map((entry) => document.getElementById(decodeURIComponent(entry.hash.slice(1))));
+  const markHeading = () => {
+    let now = -1;
+    headings.forEach((heading, at) => { if (heading && heading.getBoundingClientRect().top < 120) now = at; });
+    entries.forEach((entry, at) => {
+      if (at === now) entry.setAttribute("aria-current", "true"); else entry.removeAttribute("aria-current");
+    });
+  };
+  if (entries.length) { document.addEventListener("scroll", markHeading, { passive: true }); markHeading(); }
   if (window.matchMedia("(max-width: 48rem)").matches) document.querySelector("nav.pages > details").open = false;
 })();

@@ -28,6 +28,11 @@ PAGES = (
     "design.html",
     "failures.html",
     "reference/kinds/maintenancewindow.html",
+    "reference/kinds/clusterrole.html",
+    "reference/kinds/schedulerpolicy.html",
+    "reference/alerts.html",
+    "reference/http-api.html",
+    "threat-model.html",
 )
 
 
@@ -122,6 +127,32 @@ def test_narrow_page_does_not_scroll_sideways(url: str, browser: Browser) -> Non
         for page in PAGES:
             opened.page.goto(url + page)
             assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390, page
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_table_is_cut_off(url: str, browser: Browser, width: int) -> None:
+    """Long names break where a reader expects it, so that every column fits."""
+    cut = "[...document.querySelectorAll('.wide')].filter((table) => table.scrollWidth > table.clientWidth + 1).length"
+    with tab(browser, width=width, height=800) as opened:
+        for page in PAGES:
+            opened.page.goto(url + page)
+            assert opened.page.evaluate(cut) == 0, page
+
+
+def test_pictures_follow_the_theme_of_the_reader(url: str, browser: Browser) -> None:
+    for theme in ("light", "dark"):
+        with tab(browser, theme=theme) as opened:
+            opened.page.goto(url + "index.html")
+            picture = opened.page.locator("main img").first
+            picture.scroll_into_view_if_needed()
+            expect(picture).to_have_js_property("complete", True)
+            assert picture.evaluate("image => image.currentSrc").endswith(f"-{theme}.png")
+
+
+def test_list_of_headings_marks_the_one_that_is_read(url: str, browser: Browser) -> None:
+    with tab(browser) as opened:
+        opened.page.goto(url + "tour.html#lose-the-region")
+        expect(opened.page.locator("nav.contents a[aria-current]")).to_have_text("Lose the region")
 
 
 def test_narrow_page_shows_every_cell_of_a_table_with_its_column(url: str, browser: Browser) -> None:
