@@ -27,6 +27,11 @@ PENDING = PlannedPlacement(
 )
 
 
+def unprotected(replicas: int, after_s: float, *, elsewhere: bool = True) -> dict[str, Any]:
+    row = {"replicas": replicas, "reassignAfterSeconds": after_s, "canRunElsewhere": elsewhere}
+    return {"unprotected": [{"tenant": "shop", "workload": "web", **row}]}
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -44,13 +49,11 @@ PENDING = PlannedPlacement(
         (replica_rows([PLACED]), "fill-west-3"),
         (replica_rows([PENDING]), "PENDING: risk-west-r2 in west: PortsExhausted: no free port (to fit: free a port)"),
         ({"decided": False}, "the search reached its limit"),
+        (unprotected(2, 900.0), "shop/web   2 replicas start elsewhere after 900 s (no recovery objective)"),
+        (unprotected(1, 0.0), "shop/web   1 replica waits for the region (no recovery objective)"),
         (
-            {"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 2, "reassignAfterSeconds": 900.0}]},
-            "shop/web   2 replicas start elsewhere after 900 s (no recovery objective)",
-        ),
-        (
-            {"unprotected": [{"tenant": "shop", "workload": "web", "replicas": 1, "reassignAfterSeconds": 0.0}]},
-            "shop/web   1 replica waits for the region (no recovery objective)",
+            unprotected(2, 900.0, elsewhere=False),
+            "shop/web   2 replicas wait: no other region can run it (no recovery objective)",
         ),
     ],
 )

@@ -198,7 +198,7 @@ def test_condition_says_when_other_regions_take_over_or_that_replicas_wait_for_t
     fleet.lose("a", 0)
     due = seconds_text(NOW + AFTER_S)
     assert fleet.conditions()["Serving"] == (
-        f"4 of 6 replicas serve; pending: 2 in a: RegionLost (other regions take over at {due})"
+        f"4 of 6 replicas serve; pending: 2 in a: RegionLost (other regions take over from {due} on)"
     )
     waiting = Fleet()
     waiting.settle()
@@ -208,6 +208,15 @@ def test_condition_says_when_other_regions_take_over_or_that_replicas_wait_for_t
     promised.settle()
     promised.lose("a", 0)
     assert promised.conditions()["Serving"].endswith("pending: 2 in a: RegionLost")
+
+
+def test_workload_serves_although_a_lost_region_is_to_have_its_replicas_back() -> None:
+    fleet = Fleet(reassign=RETURNS)
+    fleet.settle()
+    fleet.lose("a", AFTER_S)
+    assert fleet.shares() == {"a": 2, "b": 3, "c": 3} and "Serving" not in fleet.conditions()
+    fleet.report("b", replicas=3, bound=3, started=3, ready=3, serving=2)
+    assert fleet.conditions()["Serving"].startswith("5 of 6 replicas serve; pending: 2 in a: RegionLost")
 
 
 def test_lost_region_without_replicas_is_not_named() -> None:

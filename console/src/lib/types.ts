@@ -138,7 +138,7 @@ export interface Placing {
   region: string; replica: string; tenant: string; workload: string; node: string; victims: string[]; reason: string; message: string; toFit: string;
 }
 export interface Removal { region: string; replica: string; tenant: string; workload: string; node: string }
-export interface Place { tenant: string; workload: string; region?: string; replicas?: number; why?: string; reassignAfterSeconds?: number }
+export interface Place { tenant: string; workload: string; region?: string; replicas?: number; why?: string; reassignAfterSeconds?: number; canRunElsewhere?: boolean }
 /** What a loss does to one workload, in the words of `holdfast plan --lose-region`. */
 export interface LossEffect { tenant: string; workload: string; effect: "short" | "recovers" | "safe" | "unprotected"; text: string }
 export interface LossOutcome {

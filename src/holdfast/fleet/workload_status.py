@@ -119,10 +119,14 @@ def _lost_replicas(workload: Workload, assignment: Assignment, region: Region, v
     if workload.spec.recovery is not None or workload.spec.exclusive is not None:
         message = ""
     elif after_s and since:
-        message = f"other regions take over at {seconds_text(parse_time(since) + after_s)}"
+        message = f"other regions take over from {seconds_text(parse_time(since) + after_s)} on"
     else:
         message = "waits for the region"
     return (PendingReason(reason=Reason.REGION_LOST, count=assignment.spec.replicas, message=message),)
+
+
+def _is_lost(assignment: Assignment) -> bool:
+    return any(p.reason == Reason.REGION_LOST for p in assignment.status.pending)
 
 
 def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
@@ -191,8 +195,9 @@ def _conditions(
 def _serving(
     workload: Workload, assignments: Sequence[Assignment], summary: Summary, *, all_assigned: bool
 ) -> Condition:
-    """Condition Serving. A region that the workload leaves does not count, neither for nor against it."""
-    staying = [a for a in assignments if a.spec.replicas]
+    """Condition Serving. A region that the workload leaves does not count, neither for nor against it. A lost region
+    that is to have its replicas back does not count against it: other regions have taken over."""
+    staying = [a for a in assignments if a.spec.replicas and not _is_lost(a)]
     behind = [a.spec.region for a in staying if not _is_current(workload, a)]
     serving_enough = summary.serving >= summary.replicas
     stayers_serve = sum(a.status.serving for a in staying) >= summary.replicas and not behind
@@ -377,8 +382,7 @@ def _pending_text(assignments: Sequence[Assignment]) -> str:
 def _slow_steps(assignments: Sequence[Assignment]) -> str:
     """The steps at which bound replicas are. The one with most replicas limits the start. At which step the replicas of
     a lost region are, nobody knows."""
-    staying = (a.status for a in assignments if a.spec.replicas)
-    known = [s for s in staying if all(p.reason != Reason.REGION_LOST for p in s.pending)]
+    known = [a.status for a in assignments if a.spec.replicas and not _is_lost(a)]
     not_running, not_ready = sum(s.bound - s.started for s in known), sum(s.started - s.ready for s in known)
     parts = [f"{not_running} bound, not running"] if not_running > 0 else []
     parts += [f"{not_ready} running, not ready"] if not_ready > 0 else []

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.controllers.cache import Cache
+from holdfast.fleet.assign import region_refusal_reason
 from holdfast.fleet.reassign import reassign_after_s
 from holdfast.fleet.recovery.backing import Loss, LossForecast
 from holdfast.fleet.recovery.target_plan import TargetPlan, plan_targets
@@ -19,6 +20,7 @@ from holdfast.insight.what_if import PlannedPlacement, what_if_recovered
 from holdfast.model.assignment import Assignment
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import Key
+from holdfast.model.region import HealthState, Region
 from holdfast.model.view import View
 from holdfast.model.workload import Workload
 
@@ -74,11 +76,18 @@ def _by_effect(plan: TargetPlan, view: View) -> dict[str, Any]:
                 "workload": a.spec.workload,
                 "replicas": a.spec.replicas,
                 "reassignAfterSeconds": reassign_after_s(owner, view) if owner is not None else 0.0,
+                "canRunElsewhere": owner is not None and _has_other_region(owner, lost.region, view),
             }
             for a in unprotected
             for owner in (known.get(Key(a.metadata.namespace, a.spec.workload)),)
         ],
     }
+
+
+def _has_other_region(workload: Workload, lost: str, view: View) -> bool:
+    """Whether a healthy region is left that the workload's rules allow."""
+    left = [r for r in view.list(Region) if r.metadata.name != lost and r.status.health.state is HealthState.HEALTHY]
+    return any(not region_refusal_reason(workload, region) for region in left)
 
 
 def loss_effects(outcome: dict[str, Any]) -> list[dict[str, str]]:
@@ -105,6 +114,8 @@ def _unprotected_text(row: dict[str, Any]) -> str:
     after_s = row["reassignAfterSeconds"]
     if not after_s:
         return f"{_replicas(row['replicas'], 'waits', 'wait')} for the region (no recovery objective)"
+    if not row["canRunElsewhere"]:
+        return f"{_replicas(row['replicas'], 'waits', 'wait')}: no other region can run it (no recovery objective)"
     return f"{_replicas(row['replicas'], 'starts', 'start')} elsewhere after {after_s:g} s (no recovery objective)"
 
 
