@@ -1,9 +1,11 @@
 """Which branches of the deciding modules ordinary simulations reach.
 
     python scripts/branch_coverage.py --seeds 200 --workers 2
+    python scripts/branch_coverage.py --report            what is measured so far, while a run goes on
 
-Prints the share for each module and the branches never taken. Fails below SHARE_MIN. A branch that no simulation can
-take is named in branch_exemptions.txt, with the test that takes it.
+Prints the share for each module and the branches never taken. Fails below SHARE_MIN, and if a simulation failed. A
+branch that no simulation can take is named in branch_exemptions.txt, with the test that takes it. Results are kept in
+`.sim/branches` after every seed, so that an interrupted run continues; a change in `src/holdfast` discards them.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +25,23 @@ from terminal import say
 
 SHARE_MIN = 0.95
 EXEMPTIONS = Path(__file__).with_name("branch_exemptions.txt")
+RESULTS = ROOT / ".sim" / "branches"
+# Reads the folder of results, the modules and the seeds. The data is saved before the seed is recorded.
 RUN = """
-import sys
-from holdfast.sim import parallel_runs
+import json, os, sys
+import coverage
+folder, included, seeds = json.load(sys.stdin)
+measured = coverage.Coverage(f"{folder}/data", f"{seeds[0]}-{os.getpid()}", branch=True, include=included)
+measured.start()
+from holdfast.sim import failure_report, parallel_runs
 from holdfast.sim.simulation import Simulation
-parallel_runs.silence_logs()
-for seed in range(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])):
-    Simulation(seed).run()
+parallel_runs.silence_logs(), parallel_runs.cache_loggers(), parallel_runs.disable_metrics()
+for seed in seeds:
+    outcome = Simulation(seed).run()
+    measured.save()
+    with open(f"{folder}/seeds.jsonl", "a") as results:
+        failure = "" if outcome.ok else failure_report.headline(outcome)
+        results.write(json.dumps({"seed": seed, "failure": failure}) + "\\n")
 """
 
 
@@ -53,40 +66,61 @@ def exempt_lines() -> dict[tuple[str, str], str]:
     return found
 
 
-def measure(first: int, seeds: int, workers: int, scratch: Path) -> dict[str, Any]:
-    """Runs the seeds under coverage and returns coverage's report."""
-    included = ",".join(str(path) for group in GROUPS for path in modules(group))
-    tool = [sys.executable, "-m", "coverage"]
-    data = ["--data-file", str(scratch / "data")]
-    script = scratch / "run.py"
-    script.write_text(RUN)
+def results_folder(first: int) -> Path:
+    """The results of this source from this first seed; those of another source are deleted."""
+    digest = sha256()
+    for path in sorted(SOURCE.rglob("*.py")):
+        digest.update(path.read_bytes())
+    folder = RESULTS / digest.hexdigest()[:16] / str(first)
+    for other in RESULTS.glob("*"):
+        if other != folder.parent:
+            shutil.rmtree(other)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
-    def seeds_of(worker: int) -> tuple[str, ...]:
-        return (str(first + worker), str(first + seeds), str(workers))
 
-    runs = [
-        subprocess.Popen(
-            [
-                *tool,
-                "run",
-                "--branch",
-                "--parallel-mode",
-                *data,
-                f"--include={included}",
-                str(script),
-                *seeds_of(worker),
-            ],
+def measured_seeds(folder: Path) -> dict[int, str]:
+    """The seeds that ran, each with how it failed, if it did."""
+    path = folder / "seeds.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {row["seed"]: row["failure"] for row in rows}
+
+
+def measure(first: int, seeds: int, workers: int, folder: Path) -> None:
+    """Runs the seeds that have no result yet, under coverage."""
+    left = [seed for seed in range(first, first + seeds) if seed not in measured_seeds(folder)]
+    included = [str(path) for group in GROUPS for path in modules(group)]
+    runs = []
+    for worker in range(min(workers, len(left))):
+        run = subprocess.Popen(
+            [sys.executable, "-c", RUN],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            stdin=subprocess.PIPE,
+            text=True,
         )
-        for worker in range(workers)
-    ]
+        assert run.stdin is not None
+        run.stdin.write(json.dumps([str(folder), included, left[worker::workers]]))
+        run.stdin.close()
+        runs.append(run)
     if any([run.wait() for run in runs]):  # waits for all of them
-        raise SystemExit("error: a simulation failed; next: run its seed with python -m holdfast.sim --seed")
-    subprocess.run([*tool, "combine", "-q", *data], cwd=scratch, check=True)
-    subprocess.run([*tool, "json", "-q", *data, "-o", str(scratch / "report.json")], cwd=ROOT, check=True)
-    report: dict[str, Any] = json.loads((scratch / "report.json").read_text())
-    return report
+        raise SystemExit(
+            f"error: seeds from {first}: a simulation could not run (see above); next: run its seed with "
+            "python -m holdfast.sim --seed"
+        )
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Coverage's report of all seeds measured so far."""
+    tool, data = [sys.executable, "-m", "coverage"], ["--data-file", str(folder / "all")]
+    parts = [str(path) for path in folder.glob("data.*")]
+    if not parts:
+        raise SystemExit(f"error: {folder}: nothing is measured for this source; next: run without --report")
+    subprocess.run([*tool, "combine", "-q", "--keep", *data, *parts], cwd=folder, check=True)
+    report = folder / "report.json"
+    subprocess.run([*tool, "json", "-q", *data, "-o", str(report)], cwd=ROOT, check=True)
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
 
 
 def judge(report: dict[str, Any]) -> list[ModuleCoverage]:
@@ -115,9 +149,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="number of simulations")
     parser.add_argument("--from", dest="first", type=int, default=1, metavar="SEED", help="first seed")
     parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--report", action="store_true", help="run nothing; print what is measured so far")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        rows = judge(measure(options.first, options.seeds, options.workers, Path(scratch)))
+    folder = results_folder(options.first)
+    if not options.report:
+        measure(options.first, options.seeds, options.workers, folder)
+    rows, ran = judge(read_report(folder)), measured_seeds(folder)
     for row in rows:
         exempt = f", {row.exempt} exempt" if row.exempt else ""
         say(f"{row.share:7.1%}  {row.path}: {row.taken} taken, {len(row.missing)} never{exempt}")
@@ -125,9 +162,12 @@ def main() -> int:
             say(f"           {branch}")
     taken, missing = sum(row.taken for row in rows), sum(len(row.missing) for row in rows)
     share = taken / (taken + missing)
+    for seed, failure in sorted(ran.items()):
+        if failure:
+            say(f"seed {seed} failed: {failure}; next: make sim SEED={seed}")
     verdict = "ok" if share >= SHARE_MIN else "too few"
-    say(f"{share:.1%} of {taken + missing} branches over {options.seeds} seeds: {verdict} (expected {SHARE_MIN:.0%})")
-    return 0 if share >= SHARE_MIN else 1
+    say(f"{share:.1%} of {taken + missing} branches over {len(ran)} seeds: {verdict} (expected {SHARE_MIN:.0%})")
+    return 0 if share >= SHARE_MIN and not any(ran.values()) else 1
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -24,14 +24,17 @@ TEST_FOLDERS = ("authority", "fleet", "link", "rules", "scheduling", "agent", "g
 MARKS = "not e2e and not slow"
 TESTS_MAX = 200
 """Tests per mutant, fastest first: the thousand that pass through a common line show nothing that these do not."""
-TESTS_TIMEOUT_S = 240.0
-"""A mutant that loops forever counts as killed after this."""
-SIMULATION_TIMEOUT_S = 240.0
+TESTS_CPU_S = 120
+"""A mutant that loops forever counts as killed after this much CPU time. Wall time would kill on a loaded machine."""
+SIMULATIONS_CPU_S = 240
+HANG_FACTOR = 20
+"""A mutant that waits forever counts as killed after this many times its CPU time."""
 CACHE = ROOT / ".sim" / "covering_tests.json"
 
 # Replaces one module's code while it is imported; everything else is the tree's own.
 PATCH = """
-import ast, importlib.abc, importlib.util, os, sys
+import ast, importlib.abc, importlib.util, os, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({cpu_s}, {cpu_s}))
 sys.path.insert(0, {scripts!r})
 from code_mutants import mutated
 class Mutating(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -46,7 +49,7 @@ sys.meta_path.insert(0, Mutating())
 """
 RUN_TESTS = """
 import pytest
-options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", {marks!r}]
+options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "timeout=0", "-m", {marks!r}]
 sys.exit(pytest.main([*options, *{tests!r}]))
 """
 RUN_SIMULATIONS = """
@@ -83,33 +86,34 @@ class CoveringTests:
 
 def run_mutant(mutant: Mutant, tests: list[str], seeds: int) -> MutantRun:
     started = time.monotonic()
+    killed_by = ""
+    if tests and not _passes(mutant, RUN_TESTS.format(marks=MARKS, tests=tests), TESTS_CPU_S):
+        killed_by = "tests"
+    elif seeds and not _passes(mutant, RUN_SIMULATIONS.format(seeds=seeds), SIMULATIONS_CPU_S):
+        killed_by = "simulations"
+    return MutantRun(killed_by, len(tests), time.monotonic() - started)
+
+
+def _passes(mutant: Mutant, program: str, cpu_s: int) -> bool:
+    """Whether the program exits with 0 within this CPU time. Its process group ends with it."""
     patch = PATCH.format(
         scripts=str(Path(__file__).parent),
         module=mutant.path.removeprefix("src/").removesuffix(".py").replace("/", "."),
         path=str(ROOT / mutant.path),
         place=mutant.place,
+        cpu_s=cpu_s,
     )
-    killed_by = ""
-    if tests and not _passes(patch + RUN_TESTS.format(marks=MARKS, tests=tests), TESTS_TIMEOUT_S):
-        killed_by = "tests"
-    elif seeds and not _passes(patch + RUN_SIMULATIONS.format(seeds=seeds), SIMULATION_TIMEOUT_S):
-        killed_by = "simulations"
-    return MutantRun(killed_by, len(tests), time.monotonic() - started)
-
-
-def _passes(program: str, timeout_s: float) -> bool:
-    """Whether the program exits with 0 in time. Its process group ends with it."""
     with tempfile.TemporaryDirectory() as scratch:
         run = subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", patch + program],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            process_group=0,
         )
         try:
-            return run.wait(timeout_s) == 0
+            return run.wait(cpu_s * HANG_FACTOR) == 0
         except subprocess.TimeoutExpired:
             return False
         finally:
@@ -122,9 +126,9 @@ def _end_group(run: subprocess.Popen[bytes]) -> None:
     run.wait()
 
 
-def covering_tests(say: Callable[[str], None]) -> CoveringTests:
-    """Runs the tests once under coverage, or reads the result of an earlier run of the same tree."""
-    state = _tree_digest()
+def covering_tests(folders: Sequence[str], say: Callable[[str], None]) -> CoveringTests:
+    """Runs the tests once under coverage, or reads the result of an earlier run of the same tree and folders."""
+    state = _tree_digest(folders)
     if CACHE.exists():
         cached = json.loads(CACHE.read_text())
         if cached["state"] == state:
@@ -132,25 +136,25 @@ def covering_tests(say: Callable[[str], None]) -> CoveringTests:
             return CoveringTests(by_line, cached["durations"])
     say("running the tests under coverage, to learn which reach which line (minutes)")
     with tempfile.TemporaryDirectory() as scratch:
-        found = _measure(Path(scratch), say)
+        found = _measure(Path(scratch), folders, say)
     CACHE.parent.mkdir(exist_ok=True)
     CACHE.write_text(json.dumps({"state": state, "by_line": found.by_line, "durations": found.durations}))
     return found
 
 
-def _measure(scratch: Path, say: Callable[[str], None]) -> CoveringTests:
+def _measure(scratch: Path, folders: Sequence[str], say: Callable[[str], None]) -> CoveringTests:
     included = [str(path) for group in GROUPS for path in modules(group)]
     (scratch / "contexts.py").write_text(CONTEXTS)
     data = scratch / "data"
     words = [sys.executable, "-m", "coverage", "run", f"--data-file={data}", f"--include={','.join(included)}"]
     tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "contexts", "-m", MARKS]
-    folders = [f"tests/{folder}" for folder in TEST_FOLDERS]
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(scratch), str(ROOT / "src"))),
         "HOLDFAST_DURATIONS": str(scratch / "durations.json"),
     }
-    ran = subprocess.run([*words, *tests, *folders], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=False)
+    places = [f"tests/{folder}" for folder in folders]
+    ran = subprocess.run([*words, *tests, *places], cwd=ROOT, env=env, stdout=subprocess.DEVNULL, check=False)
     if ran.returncode not in (0, 1):
         raise SystemExit(f"error: the tests could not run (pytest exited with {ran.returncode})")
     results = json.loads((scratch / "durations.json").read_text())
@@ -187,8 +191,8 @@ def pytest_sessionfinish():
 """
 
 
-def _tree_digest() -> str:
-    digest = sha256()
+def _tree_digest(folders: Sequence[str]) -> str:
+    digest = sha256(" ".join(folders).encode())
     for folder in ("src", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(path.read_bytes())

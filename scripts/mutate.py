@@ -2,6 +2,7 @@
 
     python scripts/mutate.py --sample 100            a sample over all groups of decision_modules.py
     python scripts/mutate.py --group grants --sample 50 --draw 2
+    python scripts/mutate.py --group authority --tests authority --seeds 0     a lower bound, from fewer tests
 
 One run of the tests under coverage shows which tests reach which line. Each mutant then runs the tests that reach its
 line, fastest first, and then some simulations, until one fails. Survivors are printed. A survivor that was judged
@@ -15,6 +16,7 @@ import argparse
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,15 +47,22 @@ def judged() -> dict[str, str]:
 
 
 def draw(groups: Iterable[str], sample: int, seed: int) -> list[Mutant]:
-    """A random sample of the mutants, the same for the same seed and source."""
-    known = judged()
-    every = [
-        mutant
-        for path in sorted({path for group in groups for path in modules(group)})
-        for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text())
-        if mutant.key not in known
-    ]
-    return random.Random(seed).sample(every, min(sample, len(every)))
+    """A random sample of the mutants, as many of each group, the same for the same seed and source."""
+    known, chosen = judged(), list(groups)
+    found: dict[Mutant, None] = {}
+    for group in chosen:
+        every = [
+            mutant
+            for path in modules(group)
+            for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text())
+            if mutant.key not in known
+        ]
+        found.update(dict.fromkeys(random.Random(seed).sample(every, min(-(-sample // len(chosen)), len(every)))))
+    return list(found)
+
+
+def group_of(mutant: Mutant) -> str:
+    return next((group for group in GROUPS if ROOT / mutant.path in modules(group)), "other")
 
 
 def report(outcomes: list[Outcome]) -> int:
@@ -62,6 +71,9 @@ def report(outcomes: list[Outcome]) -> int:
     by_simulation = len(outcomes) - by_tests - len(survivors)
     for mutant, run in survivors:
         say(f"survived: {mutant.path}:{mutant.line}: {mutant.what} ({run.tests} tests): {mutant.source}")
+    for group, found in sorted(Counter(group_of(outcome.mutant) for outcome in outcomes).items()):
+        left = sum(group_of(outcome.mutant) == group for outcome in survivors)
+        say(f"{group}: {found} mutants, {left} survived, score {1 - left / found:.1%}")
     score = 1 - len(survivors) / max(len(outcomes), 1)
     verdict = "ok" if score >= SCORE_MIN else "too low"
     counts = f"{by_tests} killed by tests, {by_simulation} by simulations, {len(survivors)} survived"
@@ -77,10 +89,12 @@ def main() -> int:
     parser.add_argument("--draw", type=int, default=1, help="which sample")
     parser.add_argument("--seeds", type=int, default=8, help="simulations for a mutant that no test killed")
     parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--tests", action="append", metavar="FOLDER", help="only the tests of this folder; repeatable")
     options = parser.parse_args()
     started = time.monotonic()
-    tests = covering_tests(say)
-    say(f"{len(tests.durations)} tests of {', '.join(TEST_FOLDERS)} ({time.monotonic() - started:.0f} s)")
+    folders = options.tests or TEST_FOLDERS
+    tests = covering_tests(folders, say)
+    say(f"{len(tests.durations)} tests of {', '.join(folders)} ({time.monotonic() - started:.0f} s)")
     mutants = draw(options.group or GROUPS, options.sample, options.draw)
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(options.workers) as pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 
 import code_mutants
 import decision_modules
@@ -84,6 +85,11 @@ def test_score_below_the_minimum_fails_and_names_survivors(capsys: pytest.Captur
     said = capsys.readouterr().out
     assert said.count("survived: m.py:1: 3 → 4") == 3
     assert "score 80.0%: too low" in said
+
+
+def test_sample_has_as_many_mutants_of_each_group() -> None:
+    drawn = Counter(mutate.group_of(mutant) for mutant in mutate.draw(decision_modules.GROUPS, 50, 1))
+    assert drawn == dict.fromkeys(decision_modules.GROUPS, 10)
 
 
 def test_judged_mutants_exist_and_are_not_drawn() -> None:

@@ -51,16 +51,16 @@ def test_every_setting_of_an_agent_is_documented(root: Path) -> None:
 
 
 def test_every_threat_names_its_tests(root: Path) -> None:
-    """Each row of the threat model ends with tests that exist."""
+    """Each row of the threat model ends with test functions that exist."""
     rows = [line for line in (root / "docs" / "threat-model.md").read_text().splitlines() if line.startswith("| ")]
     attacks = [row for row in rows if not row.startswith("| attack ")]
     assert len(attacks) > 50
     for row in attacks:
-        named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", row.split(" | ")[-1])
-        assert named, f"no test: {row}"
+        cell = row.split(" | ")[-1]
+        named = re.findall(r"`(tests/[\w/.]+)::(test_\w+)`", cell)
+        assert named and len(named) == cell.count("`tests/"), f"a test without its function, or none: {row}"
         for path, function in named:
-            text = (root / path).read_text()
-            assert not function or f"def {function}(" in text, f"{path}::{function}: not found"
+            assert f"def {function}(" in (root / path).read_text(), f"{path}::{function}: not found"
 
 
 def test_every_reason_is_documented(root: Path) -> None:
