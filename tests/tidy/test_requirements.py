@@ -133,11 +133,12 @@ def test_test_that_never_runs_shows_nothing(tmp_path: Path, source: str, shows: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # it collects 130 files: seconds on an idle machine, minutes on a loaded one
 def test_every_referenced_test_is_collected(generator: ModuleType, root: Path) -> None:
     wanted = {reference for _, reference in every_reference(generator) if reference.startswith("tests/")}
     paths = sorted({reference.partition("::")[0] for reference in wanted})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-n", "0", *paths]
-    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     collected = {line.partition("[")[0] for line in ran.stdout.splitlines()}
     assert wanted - collected == set()
