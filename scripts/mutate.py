@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +50,8 @@ def judged() -> dict[str, str]:
 def draw(groups: Iterable[str], sample: int, seed: int) -> list[Mutant]:
     """A random sample of the mutants, as many of each group, the same for the same seed and source."""
     known, chosen = judged(), list(groups)
-    found: dict[Mutant, None] = {}
+    each = -(-sample // len(chosen))
+    samples = []
     for group in chosen:
         every = [
             mutant
@@ -57,8 +59,9 @@ def draw(groups: Iterable[str], sample: int, seed: int) -> list[Mutant]:
             for mutant in mutants_of(str(path.relative_to(ROOT)), path.read_text())
             if mutant.key not in known
         ]
-        found.update(dict.fromkeys(random.Random(seed).sample(every, min(-(-sample // len(chosen)), len(every)))))
-    return list(found)
+        samples.append(random.Random(seed).sample(every, min(each, len(every))))
+    # In turn, so that an interrupted run has looked at every group.
+    return [mutant for turn in zip_longest(*samples) for mutant in turn if mutant is not None]
 
 
 def group_of(mutant: Mutant) -> str:
