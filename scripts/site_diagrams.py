@@ -6,6 +6,7 @@ stands in the source. The SVG has no inline style and no script; the style sheet
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from html import escape
 from itertools import pairwise
@@ -30,6 +31,8 @@ STROKES: dict[str, tuple[tuple[int, int], ...]] = {
 DASHED = frozenset("╌╎")
 HEADS = {"▶": EAST, "◀": WEST, "▲": NORTH, "▼": SOUTH}
 TOP, BOTTOM, LEFT, RIGHT = frozenset("─┬┴┼"), frozenset("─┬┴┼"), frozenset("│├┤┼"), frozenset("│├┤┼")
+CONTINUES = re.compile(r"[,;]$|\b(?:and|or|in|of|the|a|is|to|from|with)$")
+"""The end of a first line that the next line continues: a sentence in a box has no title."""
 Box = tuple[int, int, int, int]
 
 
@@ -158,7 +161,8 @@ def _runs(row: str) -> list[tuple[int, str]]:
 
 def _words(x: int, y: int, run: str, boxes: list[Box]) -> str:
     """One text. The first line of a box is its title, of `authority: one writer` the part with the colon."""
-    is_title = any(top == y - 1 and left < x < right for left, top, right, _ in boxes)
+    is_first = any(top == y - 1 and left < x < right for left, top, right, _ in boxes)
+    is_title = is_first and not CONTINUES.search(run)
     title, colon, rest = run.partition(": ")
     if is_title and colon:
         return _text(x, y, title + ":", is_title=True) + _text(x + len(title) + 2, y, rest, is_title=False)

@@ -145,6 +145,18 @@ def test_diagram_keeps_every_word_and_draws_boxes_and_arrows() -> None:
     assert "style=" not in drawn
 
 
+@pytest.mark.parametrize(
+    ("first", "titles"),
+    [("agent", ["agent"]), ("authority: one writer", ["authority:"]), ("Replica and", []), ("work runs,", [])],
+)
+def test_title_of_a_box_is_its_first_line_unless_the_next_continues_it(first: str, titles: list[str]) -> None:
+    line = "─" * (len(first) + 2)
+    drawn = site_diagrams.svg(
+        f"┌{line}┐\n│ {first} │\n│ x{' ' * len(first)} │\n└{line}┘".replace("x ", "x", 1), "label"
+    )
+    assert re.findall(r'class="title"[^>]*>([^<]+)<', drawn) == titles
+
+
 def test_diagrams_have_captions_and_closed_boxes(root: Path) -> None:
     wrong = []
     for page in (root / "docs").rglob("*.md"):
