@@ -91,6 +91,10 @@
       [...row.cells].forEach((cell, at) => { if (at) cell.dataset.column = columns[at]; });
     }
   }
+  // The navigation shows the place of this page.
+  const pages = document.querySelector("nav.pages");
+  const here = pages.querySelector("[aria-current]");
+  if (here && here.offsetTop > pages.clientHeight - 80) pages.scrollTop = here.offsetTop - pages.clientHeight / 2;
   // The list of headings marks the one that is being read.
   const entries = [...document.querySelectorAll("nav.contents a")];
   const headings = entries.map((entry) => document.getElementById(decodeURIComponent(entry.hash.slice(1))));

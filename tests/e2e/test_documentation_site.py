@@ -139,6 +139,12 @@ def test_no_table_is_cut_off(url: str, browser: Browser, width: int) -> None:
             assert opened.page.evaluate(cut) == 0, page
 
 
+def test_navigation_shows_the_place_of_a_page_at_its_end(url: str, browser: Browser) -> None:
+    with tab(browser, width=1280, height=500) as opened:
+        opened.page.goto(url + "reference/drill-reports.html")
+        expect(opened.page.locator("nav.pages [aria-current]")).to_be_in_viewport()
+
+
 def test_pictures_follow_the_theme_of_the_reader(url: str, browser: Browser) -> None:
     for theme in ("light", "dark"):
         with tab(browser, theme=theme) as opened:
