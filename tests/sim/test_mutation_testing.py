@@ -157,7 +157,7 @@ def test_interrupted_search_continues_without_repeating_runs(tmp_path: Path, mon
             file.write(f"{name}@{seed}\n")
         if seed == 2 and name and not (tmp_path / "repaired").exists():
             # A run that has not ended when the machine goes down is repeated, so both must have ended.
-            wait_until(lambda: kept.read_text().count('"seed":1') == 2, "two results")
+            wait_until(lambda: kept.read_text().count('"seed":1},') == 2, "two results")
             raise OSError("the machine went down")
         return mutation_testing.TrialResult(seed, invariant="S3" if name and seed == 3 else "")
 
