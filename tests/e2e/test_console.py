@@ -512,8 +512,22 @@ def test_newcomer_reads_a_lost_region_from_the_console_alone(platform: RunningPl
         expect(changes).to_contain_text("us-east")
         budgets = page.locator("section.card").filter(has=page.get_by_role("heading", name="Recovery budgets"))
         expect(budgets).to_contain_text("4 of 4 slots")
+        # Whether replicas of the lost region still run is not known: no page shows one of them as serving.
+        expect(page.locator("main .say")).to_contain_text("out of contact")
+        expect(page.locator("main .chip", has_text="Unknown")).to_be_visible()
         keep_picture(opened, "overview-lost")
         assert not opened.violations()
+        page.get_by_role("navigation").get_by_role("link", name="Pipeline").click()
+        expect(page.locator("main h1")).to_contain_text("out of contact")
+        page.goto(base(platform) + "/workloads/payments/risk-api")
+        expect(page.locator(".tree .n", has_text="us-east, normal").locator("svg")).to_have_attribute(
+            "aria-label", "Unknown"
+        )
+        page.get_by_role("navigation").get_by_role("link", name="Map").click()
+        expect(page.locator("main .say")).to_contain_text("2 nodes need attention")
+        page.get_by_role("navigation").get_by_role("link", name="System").click()
+        expect(page.locator("main h1")).to_have_text("us-east does not answer")
+        page.get_by_role("navigation").get_by_role("link", name="Overview").click()
         page.get_by_role("link", name="Follow the recovery").click()
         expect(page.locator("main")).to_contain_text("the promise held", timeout=90_000)
         expect(page.locator("main h1")).to_contain_text("the recovery is closed", timeout=150_000)

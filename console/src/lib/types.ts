@@ -146,7 +146,7 @@ export interface LossOutcome {
   lost: { region: string; zone: string }; recovers: Place[]; safe: Place[]; short: Place[]; unprotected: Place[]; decided: boolean;
 }
 export interface WhatIfPage {
-  losses: { region: string; zones: string[] }[]; outcome: LossOutcome | null; objective: Objective;
+  losses: { region: string; zones: string[] }[]; regions: RegionState[]; outcome: LossOutcome | null; objective: Objective;
   drain: { region: string; node: string; placings: Placing[] } | null;
 }
 export interface ApplyOutcome {

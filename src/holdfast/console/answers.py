@@ -119,7 +119,7 @@ class RegionSummary(AnswerRow, frozen=True, kw_only=True):
 class ZoneColumns(AnswerRow, frozen=True, kw_only=True):
     """Nodes of one zone as columns: the name is `prefix` plus `names[i]`. `allocated`, `held` and `used` are
     thousandths of the capacity; `used` is -1 where it is not known, and empty where nobody measures. `states` are
-    letters: see `node_rows.STATES`. `renewed` is Unix time in seconds, only for few nodes."""
+    letters: see `node_rows.STATES` and `UNKNOWN_LETTER`. `renewed` is Unix time in seconds, only for few nodes."""
 
     zone: str
     prefix: str = ""

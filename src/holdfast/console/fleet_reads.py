@@ -12,7 +12,6 @@ from holdfast.console.answers import (
     NodeDetail,
     PendingWait,
     RegionMap,
-    RegionSummary,
     RegionSystem,
     RepairRow,
     SearchHit,
@@ -91,10 +90,9 @@ class Overview(AnswerRow, frozen=True, kw_only=True):
 
 async def overview(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> Overview:
     answers = await reader.summaries(viewer)
-    summaries = [s for known in answers.values() if (s := part(known, RegionSummary)) is not None]
+    summaries = list(reader.known_summaries(answers, viewer).values())
     regions = reader.regions(answers)
     waits = merged_waits(summaries)
-    workloads = [w for w in reader.view.list(Workload) if viewer.sees(w.metadata.namespace)]
     overrides = reader.overrides(viewer, live_only=True)
     recoveries = [r for r in reader.view.list(Recovery) if is_open(r)]
     recoveries.sort(key=lambda r: (r.status.phase is not RecoveryPhase.OPEN, r.spec.started_at))
@@ -105,7 +103,7 @@ async def overview(reader: GlobalReader, viewer: Viewer, parameters: Parameters)
         stages=tuple(merged_stages(summaries)),
         spans=tuple(merged_spans(summaries)),
         replicas=sum(s.replicas for s in summaries),
-        wanted=sum(wanted_replicas(w) for w in workloads),
+        wanted=wanted_in_all(reader, viewer),
         waits=tuple(waits[:5]),
         waiting=sum(s.waiting for s in summaries),
         overrides=tuple(overrides[:10]),
@@ -121,10 +119,15 @@ async def overview(reader: GlobalReader, viewer: Viewer, parameters: Parameters)
     )
 
 
+def wanted_in_all(reader: GlobalReader, viewer: Viewer) -> int:
+    """Replicas that the workloads want, in all regions together."""
+    return sum(wanted_replicas(w) for w in reader.view.list(Workload) if viewer.sees(w.metadata.namespace))
+
+
 async def navigation(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> dict[str, int]:
     """The counts beside the names of pages."""
     answers = await reader.summaries(viewer)
-    summaries = [s for known in answers.values() if (s := part(known, RegionSummary)) is not None]
+    summaries = list(reader.known_summaries(answers, viewer).values())
     return {
         "workloads": sum(viewer.sees(w.metadata.namespace) for w in reader.view.list(Workload)),
         "nodes": sum(r.status.report.nodes for r in reader.view.list(Region) if r.status.report is not None),
@@ -145,7 +148,7 @@ class MapPage(AnswerRow, frozen=True, kw_only=True):
 async def map_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> MapPage:
     resource = parameters.get("resource", "cpu")
     answers = await reader.hub.ask_all(reader.region_names(), "map", viewer, resource=resource)
-    maps = {region: part(known, RegionMap) for region, known in answers.items()}
+    maps = {region: reader.part(known, RegionMap) for region, known in answers.items()}
     return MapPage(
         regions=tuple(reader.regions(answers)),
         maps=maps,
@@ -157,7 +160,7 @@ async def map_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters)
 
 async def node_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> NodeDetail:
     known = await reader.hub.ask(parameters.get("region", ""), "node", viewer, node=parameters.get("node", ""))
-    found = part(known, NodeDetail)
+    found = reader.part(known, NodeDetail)
     if found is None:
         raise NotFound(known.problem or "node: not found")
     return found
@@ -169,6 +172,7 @@ class PipelinePage(AnswerRow, frozen=True, kw_only=True):
     spans: tuple[StageSpan, ...]
     by_region: dict[str, tuple[StageSpan, ...]]
     stages_by_region: dict[str, tuple[StageCount, ...]]
+    wanted: int
     served_last_hour: int
     failed_last_hour: int
     bounds_s: tuple[float, ...]
@@ -176,13 +180,14 @@ class PipelinePage(AnswerRow, frozen=True, kw_only=True):
 
 async def pipeline_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> PipelinePage:
     answers = await reader.summaries(viewer)
-    found = {region: s for region, known in answers.items() if (s := part(known, RegionSummary)) is not None}
+    found = reader.known_summaries(answers, viewer)
     return PipelinePage(
         regions=tuple(reader.regions(answers)),
         stages=tuple(merged_stages(found.values())),
         spans=tuple(merged_spans(found.values())),
         by_region={region: s.spans for region, s in found.items()},
         stages_by_region={region: s.stages for region, s in found.items()},
+        wanted=wanted_in_all(reader, viewer),
         served_last_hour=sum(s.served_last_hour for s in found.values()),
         failed_last_hour=sum(s.failed_last_hour for s in found.values()),
         bounds_s=HISTOGRAM_BOUNDS_S,
@@ -199,7 +204,7 @@ class QueuePage(AnswerRow, frozen=True, kw_only=True):
 
 async def queue_page(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> QueuePage:
     answers = await reader.summaries(viewer)
-    found = [s for known in answers.values() if (s := part(known, RegionSummary)) is not None]
+    found = list(reader.known_summaries(answers, viewer).values())
     waits = merged_waits(found)
     reasons: dict[str, int] = {}
     for wait in waits:
@@ -469,6 +474,6 @@ async def search_page(reader: GlobalReader, viewer: Viewer, parameters: Paramete
             hits.append(SearchHit(kind="Workload", name=key, note=note, path=f"/workloads/{key}", stage=stage))
     answers = await reader.hub.ask_all(reader.region_names(), "search", viewer, text=text)
     for kind in ("Replica", "Node", "Decision"):
-        found = [h for known in answers.values() for h in parts(known, SearchHit) if h.kind == kind]
+        found = [h for known in answers.values() for h in reader.parts(known, SearchHit) if h.kind == kind]
         hits += found[:8]
     return SearchPage(hits=tuple(hits[:SEARCH_HITS_MAX]))

@@ -8,12 +8,14 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from holdfast.console.answers import AnswerRow, Capacity, EventRow, PendingWait, RegionSummary, StageCount, StageSpan
+from holdfast.console.last_known import as_last_known, unanswered_summary
 from holdfast.console.region_details import event_row
 from holdfast.console.region_hub import KnownAnswer, PastHub, RegionHub
 from holdfast.console.viewer import Viewer
 from holdfast.fleet.recovery.backing import Loss, forecast_loss
 from holdfast.foundation.ports import Ports
 from holdfast.gate.published_view import PublishedView
+from holdfast.model.assignment import Assignment
 from holdfast.model.core import Event
 from holdfast.model.kinds import kind_of
 from holdfast.model.override import ACTIVE, PENDING, Override
@@ -129,6 +131,37 @@ class GlobalReader:
 
     async def summaries(self, viewer: Viewer) -> dict[str, KnownAnswer]:
         return await self.hub.ask_all(self.region_names(), "summary", viewer)
+
+    # Answers
+
+    def part(self, known: KnownAnswer | None, kind: type[T]) -> T | None:
+        """The data of a region's last answer, without claims about the present of a region that is out of contact."""
+        found, region = part(known, kind), self._out_of_contact(known)
+        return as_last_known(found, region) if found is not None and region is not None else found
+
+    def parts(self, known: KnownAnswer | None, kind: type[T]) -> list[T]:
+        """The rows of a region's last answer, as `part`."""
+        found, region = parts(known, kind), self._out_of_contact(known)
+        return [as_last_known(row, region) for row in found] if region is not None else found
+
+    def known_summaries(self, answers: dict[str, KnownAnswer], viewer: Viewer) -> dict[str, RegionSummary]:
+        """The totals of every region of which any are known."""
+        found = {}
+        for name, known in answers.items():
+            summary, region = self.part(known, RegionSummary), self._out_of_contact(known)
+            if summary is None and region is not None:
+                seen = (a for a in self.view.list(Assignment) if viewer.sees(a.metadata.namespace))
+                summary = unanswered_summary(region, seen)
+            if summary is not None:
+                found[name] = summary
+        return found
+
+    def _out_of_contact(self, known: KnownAnswer | None) -> Region | None:
+        """The region of an answer that is not current, unless its health says that it will answer again soon."""
+        if known is None or not known.problem:
+            return None
+        region = self.view.get(Region, known.region)
+        return region if region is not None and region.status.health.state is not HealthState.HEALTHY else None
 
     # Regions
 

@@ -23,6 +23,9 @@ STATES = {
 }
 """Letter of a state in the packed columns of the map."""
 
+UNKNOWN_LETTER = "u"
+"""Letter of all nodes of a region that is out of contact. No region answers it."""
+
 _LETTERS = {
     "": "l",
     "NodeCordoned": "c",

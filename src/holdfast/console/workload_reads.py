@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.console.answers import AnswerRow, DecisionLine, EventRow, PendingWait, RegionWorkload, ReplicaRow
-from holdfast.console.global_reads import GlobalReader, part
+from holdfast.console.global_reads import GlobalReader
 from holdfast.console.region_details import REPLICAS_PAGE
 from holdfast.console.viewer import Viewer
 from holdfast.fleet.rollout import rollout_waves
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.errors import NotFound
+from holdfast.model.lifecycle import Stage
 from holdfast.model.recovery import Recovery, is_open
 from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, is_indexed, wanted_replicas
 
@@ -125,7 +126,7 @@ def line_of(workload: Workload) -> WorkloadLine:
         serving=summary.serving,
         succeeded=summary.succeeded,
         failed=summary.failed,
-        regions=tuple(r.region for r in summary.regions if r.assigned),
+        regions=tuple(dict.fromkeys(r.region for r in summary.regions if r.assigned)),
         state=state,
         reason=reason,
         message=message,
@@ -201,7 +202,7 @@ async def workload_detail(reader: GlobalReader, viewer: Viewer, parameters: dict
     regions = sorted({a.spec.region for a in assignments})
     offset = number(parameters, "offset")
     answers = await reader.hub.ask_all(regions, "workload", viewer, tenant=tenant, workload=name, offset=str(offset))
-    found = {region: part(known, RegionWorkload) or RegionWorkload() for region, known in answers.items()}
+    found = {region: reader.part(known, RegionWorkload) or RegionWorkload() for region, known in answers.items()}
     total = sum(p.total for p in found.values())
     waits = tuple(w for p in found.values() for w in p.waits)
     replicas = tuple(r for p in found.values() for r in p.replicas)
@@ -326,6 +327,9 @@ def sentence(
         after = "after an event or at the next retry" if wait.retry_on else "at the next retry"
         return Sentence(state=state, why=why, next=f"the scheduler tries again {after}", next_at=wait.next_retry_at)
     moving = [r for r in replicas if r.stage not in ("Serving", "Succeeded", "Released")]
+    recovering = [r for r in reader.view.list(Recovery) if is_open(r) and _is_in(r, workload)]
+    # A recovery explains the replicas whose state is unknown; without one, they speak for themselves.
+    moving = [r for r in moving if r.stage != Stage.UNKNOWN] or ([] if recovering else moving)
     if moving:
         one = max(moving, key=lambda r: r.since)
         where = f" on {one.node}" if one.node else ""
@@ -336,7 +340,6 @@ def sentence(
             why=f"{one.name} is {one.stage}{where}.{trouble}",
             next=f"{one.next_owner} {one.next_step}{usually}",
         )
-    recovering = [r for r in reader.view.list(Recovery) if is_open(r) and _is_in(r, workload)]
     if recovering:
         phase = recovering[0].status.phase
         why = f"Region {recovering[0].spec.region} is lost; the recovery is {phase}."

@@ -100,7 +100,7 @@ def silence_s(region: Region, now: float) -> float:
 
 def assess(region: Region, silent_s: float, view: View, now: float) -> HealthAssessment:
     """Health of a region that last reported `silent_s` ago, and the delay until the next assessment."""
-    silence = f"last report {silent_s:.0f} s ago"
+    silence = f"no report for {silent_s:.0f} s"
     suspect_s, lost_s = suspect_after_s(region), region.spec.lost_after_seconds
     if silent_s < suspect_s:
         return HealthAssessment(
