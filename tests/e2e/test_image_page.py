@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.agent.image_registry import busybox, free_port, program
+from tests.agent.image_registry import free_port, program
 from tests.e2e.test_tutorials import reader_folder, run_page
 from tests.page_commands import command_blocks
 from tests.platforms import ROOT, RunningPlatform, holdfast, running_platform
@@ -35,8 +35,6 @@ def test_page_runs_an_image_of_its_own(platform: RunningPlatform, tmp_path: Path
         for block in command_blocks(ROOT / "docs/how-to/run-an-image.md")
     ]
     with reader_folder(tmp_path / "reader", platform) as folder:
-        (folder / "bin" / "busybox").write_bytes(busybox())
-        (folder / "bin" / "busybox").chmod(0o755)
         *_, seen = run_page(blocks, platform, folder)
         assert "hello from an image" in seen and "response:200" in seen
         state = str(platform.state)
