@@ -9,7 +9,6 @@ import pytest
 from tests.agent.test_images import image_task
 
 from holdfast.agent.drivers.image_bundle import ROOT_CAPABILITIES, container_args, container_env, runtime_config
-from holdfast.cli.commands.rollout import pinned_template
 from holdfast.registry.manifests import ImageConfig
 
 IMAGE = ImageConfig(
@@ -51,10 +50,3 @@ def test_user_is_that_of_the_task_unless_root_is_allowed(
     assert process["user"] == user and process["noNewPrivileges"] and process["cwd"] == "/app/"
     assert {name for names in process["capabilities"].values() for name in names} == set(capabilities)
     assert {"type": "network"} not in config["linux"]["namespaces"]
-
-
-def test_undo_runs_the_digest_that_ran() -> None:
-    digest = "sha256:" + "ab" * 32
-    earlier = {"driver": "oci", "image": "r.example/web:1", "imageDigest": digest}
-    assert pinned_template(earlier) == {"driver": "oci", "image": f"r.example/web:1@{digest}"}
-    assert pinned_template({"command": ["x"]}) == {"command": ["x"]}

@@ -34,7 +34,7 @@ export interface Overview {
   objective: Objective; regions: RegionState[]; stages: StageCount[]; spans: StageSpan[]; replicas: number;
   wanted: number; waits: Wait[]; waiting: number; overrides: OverrideRow[]; alerts: Alert[]; changes: EventRow[];
   changed: number; recoveries: RecoveryLine[]; budgets: BudgetLine[]; remaining: string[]; counts: Record<string, number>; servedLastHour: number;
-  failedLastHour: number;
+  failedLastHour: number; failing: WorkloadLine[]; failingTotal: number;
 }
 export interface WorkloadLine {
   tenant: string; name: string; type: string; priority: string; wanted: number; assigned: number; bound: number;
@@ -75,7 +75,7 @@ export interface WorkloadDetail {
   line: WorkloadLine; sentence: { state: string; why: string; next: string; nextAt: string }; generation: number;
   observedGeneration: number; revision: string; command: string[]; conditions: Condition[];
   assignments: AssignmentLine[]; replicas: ReplicaRow[]; totalReplicas: number; nextOffset: number; waits: Wait[];
-  decisions: DecisionLine[]; events: EventRow[]; rollout: Rollout | null;
+  decisions: DecisionLine[]; events: EventRow[]; rollout: Rollout | null; undo: { revision: string; image: string } | null; rollsBack: boolean;
   rolloutSpec: { maxSurge: number; maxUnavailable: number; progressDeadlineSeconds: number; paused?: boolean; autoRollback: boolean; waveRegions: number } | null; waves: string[][];
   recovery: { minServing: number; deadlineSeconds: number } | null;
   backing: { backed: boolean; reason?: string; message?: string } | null;

@@ -35,7 +35,7 @@ from holdfast.console.region_decisions import RegionDecision
 from holdfast.console.region_hub import KnownAnswer
 from holdfast.console.region_reads import HISTOGRAM_BOUNDS_S
 from holdfast.console.viewer import Viewer
-from holdfast.console.workload_reads import line_of, number
+from holdfast.console.workload_reads import WorkloadLine, line_of, number
 from holdfast.gate.audit import read_records
 from holdfast.insight.shadow_comparison import ShadowResult
 from holdfast.model.core import Lease
@@ -50,6 +50,8 @@ from holdfast.model.workload import Workload, wanted_replicas
 
 # Changes listed on the overview.
 CHANGES_MAX = 20
+# Failing workloads that the overview names. It counts the others.
+FAILING_MAX = 3
 # Age up to which a change is listed on the overview.
 CHANGES_AGE_S = 3600.0
 # Open recoveries whose clocks the overview shows.
@@ -86,6 +88,9 @@ class Overview(AnswerRow, frozen=True, kw_only=True):
     counts: dict[str, int]
     served_last_hour: int = 0
     failed_last_hour: int = 0
+    failing: tuple[WorkloadLine, ...] = ()
+    """Workloads that failed, or whose newest template never serves unless somebody acts."""
+    failing_total: int = 0
 
 
 async def overview(reader: GlobalReader, viewer: Viewer, parameters: Parameters) -> Overview:
@@ -97,6 +102,8 @@ async def overview(reader: GlobalReader, viewer: Viewer, parameters: Parameters)
     recoveries = [r for r in reader.view.list(Recovery) if is_open(r)]
     recoveries.sort(key=lambda r: (r.status.phase is not RecoveryPhase.OPEN, r.spec.started_at))
     changes = reader.changes(viewer, since_s=reader.now_s - CHANGES_AGE_S)
+    lines = (line_of(w) for w in reader.view.list(Workload) if viewer.sees(w.metadata.namespace))
+    failing = [line for line in lines if line.state == "bad"]
     return Overview(
         objective=reader.objective(),
         regions=tuple(regions),
@@ -116,6 +123,8 @@ async def overview(reader: GlobalReader, viewer: Viewer, parameters: Parameters)
         counts=await navigation(reader, viewer, {}),
         served_last_hour=sum(s.served_last_hour for s in summaries),
         failed_last_hour=sum(s.failed_last_hour for s in summaries),
+        failing=tuple(failing[:FAILING_MAX]),
+        failing_total=len(failing),
     )
 
 

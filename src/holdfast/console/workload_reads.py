@@ -8,12 +8,13 @@ from holdfast.console.answers import AnswerRow, DecisionLine, EventRow, PendingW
 from holdfast.console.global_reads import GlobalReader
 from holdfast.console.region_details import REPLICAS_PAGE
 from holdfast.console.viewer import Viewer
-from holdfast.fleet.rollout import rollout_waves
+from holdfast.fleet.rollout import can_roll_back, rollout_waves
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.errors import NotFound
 from holdfast.model.lifecycle import Stage
+from holdfast.model.newest_template import UnservedTemplate, undo_revision, undo_template, unserved_template
 from holdfast.model.recovery import Recovery, is_open
-from holdfast.model.workload import RolloutPhase, Workload, WorkloadType, is_indexed, wanted_replicas
+from holdfast.model.workload import Workload, WorkloadType, is_indexed, wanted_replicas
 
 # Workloads on one page at most.
 WORKLOADS_PAGE_MAX = 200
@@ -83,6 +84,13 @@ class Sentence(AnswerRow, frozen=True, kw_only=True):
     next_at: str = ""
 
 
+class Undo(AnswerRow, frozen=True, kw_only=True):
+    """The revision that an undo returns to, and the image of its template as the spec names it."""
+
+    revision: str
+    image: str = ""
+
+
 class WorkloadDetail(AnswerRow, frozen=True, kw_only=True):
     line: WorkloadLine
     sentence: Sentence
@@ -100,6 +108,9 @@ class WorkloadDetail(AnswerRow, frozen=True, kw_only=True):
     events: tuple[EventRow, ...]
     rollout: Any = None
     rollout_spec: Any = None
+    rolls_back: bool = False
+    """Whether the rollout returns to the last good revision at its deadline."""
+    undo: Undo | None = None
     waves: tuple[tuple[str, ...], ...] = ()
     """Regions by the wave of the rollout in which they change."""
     recovery: Any = None
@@ -152,10 +163,16 @@ def _state(workload: Workload) -> tuple[str, str, str]:
             return "ok", "Completed", f"{summary.succeeded} of {summary.succeeded} completed"
         reason = next((r.pending_reason for r in summary.regions if r.pending_reason), "")
         return ("wait", reason, "") if reason and summary.bound < wanted else ("prog", "Running", "")
+    unserved = unserved_template(workload)
     if summary.serving >= wanted:
-        rolling = status.rollout is not None and status.rollout.phase == RolloutPhase.PROGRESSING
-        return ("prog", "RolloutProgressing", status.rollout.message) if rolling and status.rollout else ("ok", "", "")
+        if unserved is None:
+            return "ok", "", ""
+        return "bad" if unserved.needs_change else "prog", unserved.reason, unserved.message
     serving = next((c for c in status.conditions if c.type == "Serving"), None)
+    if failing := next((r.failing_reason for r in summary.regions if r.failing_reason), ""):
+        return "bad", failing, serving.message if serving is not None else ""
+    if unserved is not None and unserved.needs_change:
+        return "bad", unserved.reason, unserved.message
     reason = next((r.pending_reason for r in summary.regions if r.pending_reason), "")
     if reason:
         return "wait", reason, serving.message if serving is not None else ""
@@ -232,6 +249,8 @@ async def workload_detail(reader: GlobalReader, viewer: Viewer, parameters: dict
         events=tuple(events[:40]),
         rollout=_rollout_without_history(workload),
         rollout_spec=workload.spec.rollout,
+        rolls_back=status.rollout is not None and can_roll_back(workload, status.rollout),
+        undo=_undo(workload),
         waves=rollout_waves(workload, [a.region for a in lines if a.purpose == Purpose.NORMAL.value]),
         recovery=workload.spec.recovery,
         backing=status.backing,
@@ -240,6 +259,12 @@ async def workload_detail(reader: GlobalReader, viewer: Viewer, parameters: dict
         usual_ready_s=usual,
         array=_array(workload),
     )
+
+
+def _undo(workload: Workload) -> Undo | None:
+    revision = undo_revision(workload)
+    template = undo_template(workload, revision)
+    return Undo(revision=revision, image=template.image) if template is not None else None
 
 
 def _array(workload: Workload) -> dict[str, Any] | None:
@@ -319,6 +344,9 @@ def sentence(
             return Sentence(state=state, why=why, next="nothing: it has failed, and starts no further replica")
     else:
         state = f"{line.serving} of {line.wanted} replicas serve."
+    unserved = unserved_template(workload)
+    if unserved is not None and unserved.needs_change and not waits:
+        return _unserved(state, unserved)
     if waits:
         wait = waits[0]
         count = sum(w.replicas for w in waits)
@@ -344,14 +372,18 @@ def sentence(
         phase = recovering[0].status.phase
         why = f"Region {recovering[0].spec.region} is lost; the recovery is {phase}."
         return Sentence(state=state, why=why, next="recover returns the replicas when the region is healthy again")
-    rollout = workload.status.rollout
-    if rollout is not None and rollout.phase == RolloutPhase.PROGRESSING:
-        return Sentence(state=state, why=rollout.message, next="rollout updates the next region")
+    if unserved is not None:
+        return _unserved(state, unserved)
     if line.type == WorkloadType.BATCH:
         return Sentence(
             state=state, why="", next="nothing: it is complete" if line.state == "ok" else "the agent reports"
         )
     return Sentence(state=state, why="Nothing is on its way.", next="nothing to do")
+
+
+def _unserved(state: str, unserved: UnservedTemplate) -> Sentence:
+    why = f"{unserved.reason}: {unserved.message.rstrip('.')}."
+    return Sentence(state=state, why=why, next=unserved.next_step)
 
 
 def _is_in(recovery: Recovery, workload: Workload) -> bool:

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from holdfast.model.assignment import Assignment, Purpose, counts_desired_revision
-from holdfast.model.meta import Condition, Key
+from holdfast.model.meta import Condition, Key, find_condition
+from holdfast.model.newest_template import ROLLOUT_REASONS, unserved_template
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import Template, template_hash
@@ -38,14 +39,6 @@ ROLLOUT_REVISIONS_MAX = 10
 
 _ROLLBACK_PHASES = (RolloutPhase.ROLLING_BACK, RolloutPhase.ROLLED_BACK)
 _FINAL_PHASES = (RolloutPhase.COMPLETE, RolloutPhase.ROLLED_BACK, RolloutPhase.FAILED)
-_REASONS = {
-    RolloutPhase.PROGRESSING: Reason.ROLLOUT_PROGRESSING,
-    RolloutPhase.PAUSED: Reason.ROLLOUT_PAUSED,
-    RolloutPhase.COMPLETE: Reason.ROLLOUT_COMPLETE,
-    RolloutPhase.ROLLING_BACK: Reason.ROLLING_BACK,
-    RolloutPhase.ROLLED_BACK: Reason.ROLLED_BACK,
-    RolloutPhase.FAILED: Reason.ROLLOUT_FAILED,
-}
 _OUT_OF_CONTACT = (HealthState.SUSPECT, HealthState.AWAITING_WITNESS, HealthState.LOST)
 _DEADLINE_MARGIN_S = 0.1
 
@@ -83,7 +76,7 @@ def decide(key: Key, view: View, now: float) -> Outcome:
     if workload is None or workload.metadata.terminating or workload.spec.type is WorkloadType.BATCH:
         return NO_CHANGES
     if resolved_template(workload) is None:
-        return NO_CHANGES  # the revision has no digest yet; the resolver wakes this workload again
+        return _with_condition(workload, Outcome())  # no digest yet; the resolver wakes this workload again
     assignments = [a for a in view.by(Assignment, "workload", str(key)) if _is_in_rollout(a)]
     states = {r.metadata.name: r.status.health.state for r in view.list(Region)}
     order = sorted(assignments, key=lambda a: (a.spec.region, a.spec.purpose is not Purpose.NORMAL))
@@ -97,8 +90,17 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         new = _advanced(workload, _with_unreachable(new, unreachable, reachable, now), reachable, now)
     again_s = _deadline_in_s(workload, new, reachable, now) if new.phase not in _FINAL_PHASES else None
     if new == block:
-        return Outcome(requeue_after_s=again_s)
+        return _with_condition(workload, Outcome(requeue_after_s=again_s))
     return Outcome(writes=(_write(workload, new),), notices=_notices(workload, block, new), requeue_after_s=again_s)
+
+
+def _with_condition(workload: Workload, outcome: Outcome) -> Outcome:
+    """The outcome with the condition RolledOut, if the stored one is about an earlier generation or says otherwise."""
+    new, old = _condition(workload), find_condition(workload.status.conditions, "RolledOut")
+    if old is not None and msgspec.structs.replace(old, last_transition_time="") == new:
+        return outcome
+    write = SetStatus("Workload", workload.key, workload.uid, conditions=(new,))
+    return msgspec.structs.replace(outcome, writes=(*outcome.writes, write))
 
 
 def _after_failure(block: RolloutBlock, assignments: Sequence[Assignment], now: float) -> RolloutBlock:
@@ -266,13 +268,19 @@ def _rolled_back(block: RolloutBlock, assignments: Sequence[Assignment]) -> Roll
 
 
 def _failed(workload: Workload, block: RolloutBlock) -> RolloutBlock:
-    rules = workload.spec.rollout
-    late = f"revision {block.revision} made no progress for {rules.progress_deadline_seconds:g} s: {block.message}"
-    if rules.auto_rollback and _last_good_template(block) is not None and block.last_good_revision != block.revision:
+    deadline_s = workload.spec.rollout.progress_deadline_seconds
+    late = f"revision {block.revision} made no progress for {deadline_s:g} s: {block.message}"
+    if can_roll_back(workload, block):
         message = f"{late}; rolling back to {block.last_good_revision}"
         return msgspec.structs.replace(block, phase=RolloutPhase.ROLLING_BACK, message=message)
     why = "there is no earlier good revision" if not block.last_good_revision else "automatic rollback is off"
     return _finished(block, RolloutPhase.FAILED, f"{late}; {why}")
+
+
+def can_roll_back(workload: Workload, block: RolloutBlock) -> bool:
+    """Whether the rollout returns to the last good revision at its deadline. Otherwise it fails."""
+    earlier = _last_good_template(block) is not None and block.last_good_revision != block.revision
+    return workload.spec.rollout.auto_rollback and earlier
 
 
 def _finished(block: RolloutBlock, phase: RolloutPhase, message: str) -> RolloutBlock:
@@ -292,7 +300,8 @@ def _progress(block: RolloutBlock, assignments: Sequence[Assignment]) -> str:
         if a.spec.region not in block.regions:
             continue
         new = _serving_count(a, block.revision)
-        waits = f" ({a.status.pending[0].reason})" if a.status.pending else ""
+        reasons = (*a.status.pending, *a.status.failing)
+        waits = f" ({reasons[0].reason})" if reasons else ""
         purpose = " for recovery" if a.spec.purpose is Purpose.RECOVERY else ""
         parts.append(f"{a.spec.region} {new}/{a.spec.replicas}{purpose}{waits}")
     later = len({a.spec.region for a in assignments if a.spec.region not in block.regions})
@@ -314,21 +323,28 @@ def _deadline_in_s(
 
 
 def _write(workload: Workload, block: RolloutBlock) -> SetStatus:
-    condition = Condition(
+    rolled = msgspec.structs.replace(workload, status=msgspec.structs.replace(workload.status, rollout=block))
+    blocks = {"rollout": block}
+    return SetStatus("Workload", workload.key, workload.uid, blocks=blocks, conditions=(_condition(rolled),))
+
+
+def _condition(workload: Workload) -> Condition:
+    """RolledOut: whether the newest template is what serves."""
+    waits, block = unserved_template(workload), workload.status.rollout
+    return Condition(
         type="RolledOut",
-        status="True" if block.phase == RolloutPhase.COMPLETE else "False",
-        reason=_REASONS[RolloutPhase(block.phase)],
-        message=block.message,
+        status="True" if waits is None else "False",
+        reason=Reason.ROLLOUT_COMPLETE if waits is None else waits.reason,
+        message=waits.message if waits is not None else block.message if block is not None else "",
         observed_generation=workload.metadata.generation,
     )
-    return SetStatus("Workload", workload.key, workload.uid, blocks={"rollout": block}, conditions=(condition,))
 
 
 def _notices(workload: Workload, old: RolloutBlock | None, new: RolloutBlock) -> tuple[Notice, ...]:
     if old is not None and (old.phase, old.revision, old.regions) == (new.phase, new.revision, new.regions):
         return ()
     warning = new.phase in (RolloutPhase.ROLLING_BACK, RolloutPhase.FAILED)
-    return (Notice(workload, _REASONS[RolloutPhase(new.phase)], new.message, warning=warning),)
+    return (Notice(workload, ROLLOUT_REASONS[new.phase], new.message, warning=warning),)
 
 
 def keys(view: View) -> Iterable[Key]:

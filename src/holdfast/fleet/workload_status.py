@@ -17,6 +17,7 @@ from holdfast.model.assignment import Assignment, PendingReason, counts_desired_
 from holdfast.model.index_ranges import indexes_text, parse_indexes
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.meta import Condition, Key, find_condition, is_condition_true, with_condition
+from holdfast.model.newest_template import image_problem
 from holdfast.model.reasons import Reason
 from holdfast.model.region import HealthState, Region
 from holdfast.model.template import template_hash
@@ -44,6 +45,7 @@ REGIONS_NAMED_MAX = 4
 
 _STARTING = (Reason.FETCHING_ARTIFACTS, Reason.IMAGE_PULLING, Reason.INITIALIZING)
 """Reasons of replicas that start, and have not failed."""
+_NOT_FAILED = (*_STARTING, Reason.BECAME_UNREADY)
 
 
 def decide(key: Key, view: View, now: float) -> Outcome:
@@ -138,6 +140,7 @@ def _summary(workload: Workload, assignments: Sequence[Assignment]) -> Summary:
             ready=a.status.ready,
             serving=a.status.serving,
             pending_reason=next((p.reason for p in (*a.status.pending, *a.status.failing)), ""),
+            failing_reason=next((p.reason for p in a.status.failing if p.reason not in _NOT_FAILED), ""),
         )
         for a in assignments
     )
@@ -226,7 +229,7 @@ def _serving(
 def _unassigned_reason(workload: Workload, view: View) -> tuple[Reason, str]:
     """Why replicas have no region: the image, the placement rules, or the health of the allowed regions."""
     if resolved_template(workload) is None:
-        return Reason.IMAGE_UNRESOLVED, _image_problem(workload)
+        return Reason.IMAGE_UNRESOLVED, f"; the tag of the image is not resolved ({image_problem(workload)})"
     missing = missing_claims(workload.spec.template, workload.metadata.namespace, view)
     if missing:
         return Reason.VOLUME_CLAIM_NOT_FOUND, f"; VolumeClaim {', '.join(missing)} does not exist; next: create it"
@@ -241,13 +244,6 @@ def _unassigned_reason(workload: Workload, view: View) -> tuple[Reason, str]:
         named = ", ".join(f"{r.metadata.name} is {r.status.health.state}" for r in allowed[:REGIONS_NAMED_MAX])
         return Reason.REGION_NOT_HEALTHY, f"; no allowed region is healthy ({named})"
     return Reason.PARTLY_ASSIGNED, ""
-
-
-def _image_problem(workload: Workload) -> str:
-    block = workload.status.image
-    known = block is not None and block.revision == template_hash(workload.spec.template)
-    why = block.message if block is not None and known else "the global cell has not asked the registry yet"
-    return f"; the tag of the image is not resolved ({why})"
 
 
 _BATCH_FAILURES = (Reason.BACKOFF_LIMIT_EXCEEDED, Reason.FAILED_INDEXES, Reason.ACTIVE_DEADLINE_EXCEEDED)

@@ -17,6 +17,7 @@ from holdfast.model import limits
 from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.lifecycle import Stage, stage
 from holdfast.model.meta import Key
+from holdfast.model.newest_template import unserved_template
 from holdfast.model.reasons import Reason
 from holdfast.model.replica import Replica
 from holdfast.model.scheduling_request import SchedulingRequest
@@ -117,6 +118,8 @@ def workload_timelines(regions: RegionClients, key: Key) -> tuple[list[str], lis
     ]
     lines += [f"{c.type} {c.status}: {c.reason} {c.message}" for c in workload.status.conditions]
     lines += image_fix(workload.status.conditions)
+    unserved = unserved_template(workload)
+    lines += [f"next: {unserved.next_step}"] if unserved is not None and unserved.needs_change else []
     lines += [
         f"assigned {a.spec.replicas} to region {a.spec.region}: {a.spec.reason}"
         for a in assignments

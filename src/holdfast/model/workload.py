@@ -161,6 +161,7 @@ class RegionProgress(ApiStruct, frozen=True):
     ready: int = visible_default(0)
     serving: int = visible_default(0)
     pending_reason: str = ""
+    failing_reason: str = ""
 
 
 class IndexFailure(ApiStruct, frozen=True):

@@ -297,7 +297,10 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
         "started": "Replicas whose task has started.",
         "selector": "Label selector of the replicas.",
     },
-    "RegionProgress": {"pendingReason": "Why replicas of the region are pending."},
+    "RegionProgress": {
+        "pendingReason": "Why replicas of the region are pending.",
+        "failingReason": "Why replicas of the region that have a node fail.",
+    },
     "ScaleBlock": {
         "replicas": "Number of replicas that the autoscaler wants.",
         "scaledAt": "When it last changed.",

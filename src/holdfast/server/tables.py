@@ -15,6 +15,7 @@ from holdfast.model.join import join_token_purpose
 from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.lifecycle import PLACED_STAGES, last_transition, stage
 from holdfast.model.meta import Object, find_condition
+from holdfast.model.newest_template import unserved_template
 from holdfast.model.node import ContactState, unschedulable_reason
 from holdfast.model.quantity import DISK, MEMORY
 from holdfast.model.reasons import Reason
@@ -88,7 +89,8 @@ def _workload_pending(workload: Any) -> str:
     for condition in workload.status.conditions:
         if condition.status != "True" and condition.type in ("Assigned", "Serving"):
             return str(condition.reason)
-    return ""
+    unserved = unserved_template(workload)
+    return str(unserved.reason) if unserved is not None else ""
 
 
 def _command(item: Any) -> str:
@@ -260,7 +262,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Type", _field("spec.type")),
         TableColumn("Priority", _field("spec.priority_class_name")),
         TableColumn("Regions", lambda w: _join_list(r.region for r in w.status.summary.regions)),
-        TableColumn("Pending", _workload_pending, description="why replicas are pending or failing"),
+        TableColumn("Pending", _workload_pending, description="why replicas or the newest template do not serve"),
         TableColumn("Command", _command, wide=True),
         TableColumn("Resources", lambda w: _format_amounts(w.spec.template.resources), wide=True),
         TableColumn("Revision", lambda w: w.status.rollout.revision if w.status.rollout else "", wide=True),

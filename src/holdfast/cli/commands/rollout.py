@@ -57,7 +57,7 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
     deadline, shown = time.monotonic() + timeout_s, ""
     while True:
         found = read_progress(api, tenant, name)
-        text = f"{found['phase'] or 'Pending'}: {found['message']}\n{progress_table(found)}"
+        text = progress_text(found)
         if output == "text" and wait and text != shown:
             print_note(text)
             shown = text
@@ -65,10 +65,12 @@ def status(workload: str, *, wait: bool, timeout_s: float, state: str, output: s
             break
         if time.monotonic() >= deadline:
             expected, updated = (sum(r[key] for r in found["regions"]) for key in ("wanted", "updatedServing"))
+            why = f": {found['reason']}: {found['message']}" if not found["phase"] else "; the rollout continues"
+            later = f"holdfast rollout status {workload} --timeout {2 * timeout_s:g}"
             raise CommandError(
                 f"rollout {workload}: not complete when --timeout expired "
-                f"(expected {expected} updated replicas serving, found {updated}); the rollout continues",
-                next_step=f"holdfast rollout status {workload} --timeout {2 * timeout_s:g}",
+                f"(expected {expected} updated replicas serving, found {updated}){why}",
+                next_step=later if found["phase"] else found["next"],
                 code=ExitCode.TIMED_OUT,
             )
         time.sleep(POLL_EVERY_S)
@@ -129,23 +131,26 @@ def undo(workload: str, revision: str, state: str, output: str) -> None:
       holdfast rollout undo payments/risk-api
       holdfast rollout undo payments/risk-api --to 3f2a91bc04
     """
+    import msgspec
+
+    from holdfast.model.newest_template import target_revision, undo_revision, undo_template
+    from holdfast.model.workload import Workload
+
     api, tenant, name = connect_to_workload(state, workload)
-    item = get_workload(api, tenant, name)
-    block = rollout_status(item)
-    entries: list[dict[str, Any]] = block.get("history", [])
-    good = block.get("lastGoodRevision", "")
-    older = [e["revision"] for e in entries[1:] if e.get("outcome") == "Complete"]
-    target_revision = revision or (good if good != block.get("revision") else next(iter(older), ""))
-    entry = next((e for e in entries if e["revision"] == target_revision), None)
-    if entry is None:
-        known = ", ".join(e["revision"] for e in entries) or "none"
-        what = f"revision {target_revision} not found" if target_revision else "no earlier revision"
+    item = msgspec.convert(get_workload(api, tenant, name), Workload)
+    target = revision or undo_revision(item)
+    template = undo_template(item, target)
+    if template is None:
+        entries = item.status.rollout.history if item.status.rollout is not None else ()
+        known = ", ".join(e.revision for e in entries) or "none"
+        what = f"revision {target} not found" if target else "no earlier revision has served"
         raise CommandError(
             f"workload {workload}: {what} (known: {known})", next_step=f"holdfast rollout history {workload}"
         )
-    replaced = [{"op": "replace", "path": "/spec/template", "value": pinned_template(entry["template"])}]
+    replaced = [{"op": "replace", "path": "/spec/template", "value": msgspec.to_builtins(template)}]
     api.request("PATCH", workload_path(tenant, name), replaced, content_type="application/json-patch+json")
-    print_result(output, workload, "undone", revision=target_revision)
+    target = target_revision(msgspec.structs.replace(item, spec=msgspec.structs.replace(item.spec, template=template)))
+    print_result(output, workload, "undone", revision=target)
 
 
 @rollout.command()
@@ -255,15 +260,6 @@ def connect_to_workload(state: str, workload: str) -> tuple[CellApi, str, str]:
     return connect_cell(layout, layout.load(), "global"), tenant, name
 
 
-def pinned_template(template: dict[str, Any]) -> dict[str, Any]:
-    """An earlier template for the spec. The digest that its tag had becomes part of the image: it runs what ran."""
-    from holdfast.model.image import with_digest
-
-    digest = template.get("imageDigest", "")
-    rest = {name: value for name, value in template.items() if name != "imageDigest"}
-    return {**rest, "image": with_digest(rest["image"], digest)} if digest else rest
-
-
 def workload_path(tenant: str, name: str) -> str:
     return f"/apis/holdfast.dev/v1/namespaces/{quote(tenant)}/workloads/{quote(name)}"
 
@@ -281,38 +277,23 @@ def read_progress(api: CellApi, tenant: str, name: str) -> dict[str, Any]:
     """Phase and message of the rollout, with counts per region."""
     import msgspec
 
-    from holdfast.model.template import Template, template_hash
+    from holdfast.insight.rollout_progress import rollout_progress
+    from holdfast.model.assignment import Assignment
+    from holdfast.model.workload import Workload
 
-    item = get_workload(api, tenant, name)
-    block = rollout_status(item)
-    versions = item.get("status", {}).get("config", {}).get("versions", {})
-    template = {**item["spec"].get("template", {}), **({"contentVersions": versions} if versions else {})}
-    template_revision = template_hash(msgspec.convert(template, Template))
-    regions = [
-        {
-            "region": a["spec"]["region"],
-            "revision": a["spec"]["revision"],
-            "wanted": a["spec"].get("replicas", 0),
-            **{k: a.get("status", {}).get(k, 0) for k in ("bound", "started", "ready", "serving", "updatedServing")},
-            "waitingFor": next((p["reason"] for p in a.get("status", {}).get("pending", [])), ""),
-        }
-        for a in api.list("assignments", tenant)
-        if a["spec"]["workload"] == name
-    ]
-    settled = block.get("revision", "") == template_revision  # otherwise the status describes an earlier rollout
-    return {
-        "workload": f"{tenant}/{name}",
-        "revision": block.get("revision", ""),
-        "phase": block.get("phase", "") if settled else "",
-        "message": block.get("message", ""),
-        "lastGood": block.get("lastGoodRevision", ""),
-        "regions": sorted(regions, key=lambda r: str(r["region"])),
-    }
+    workload = msgspec.convert(get_workload(api, tenant, name), Workload)
+    own = [a for a in api.list("assignments", tenant) if a["spec"]["workload"] == name]
+    found: dict[str, Any] = msgspec.to_builtins(rollout_progress(workload, msgspec.convert(own, list[Assignment])))
+    return found
 
 
-def progress_table(found: dict[str, Any]) -> str:
+def progress_text(found: dict[str, Any]) -> str:
+    """The phase, or the reason for which there is none yet, with the counts per region."""
     keys = ("region", "revision", "wanted", "bound", "started", "ready", "serving", "updatedServing", "waitingFor")
-    return table(_HEADERS, [tuple(r[key] for key in keys) for r in found["regions"]])
+    rows = table(_HEADERS, [tuple(r[key] for key in keys) for r in found["regions"]])
+    state = found["phase"] or f"Pending: {found['reason']}"
+    step = f"\nnext: {found['next']}" if found["next"] and not found["phase"] else ""
+    return f"{state}: {found['message']}\n{rows}{step}"
 
 
 def revision_marks(block: dict[str, Any], entry: dict[str, Any]) -> str:
