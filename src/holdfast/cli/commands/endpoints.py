@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import Any
 
 import click
 
@@ -11,9 +10,6 @@ from holdfast.cli import shell_completion
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note, table
-
-if TYPE_CHECKING:
-    from holdfast.client.sync_api import CellApi
 
 POLL_EVERY_S = 0.5
 # Time limit of the --on-change command. A command that runs longer ends `holdfast endpoints` with an error.
@@ -42,7 +38,8 @@ def endpoints(
     """List the addresses that serve a workload.
 
     Every address belongs to a replica that is ready and serving. An address is removed before its replica stops. With
-    --follow the command keeps the configuration of a proxy up to date.
+    --follow the command keeps the configuration of a proxy up to date. While the global cell does not answer, each
+    region is asked for its own addresses.
 
     \b
     Examples:
@@ -52,7 +49,7 @@ def endpoints(
     """
     import time
 
-    from holdfast.platform.cell_connection import connect_cell
+    from holdfast.cli.address_source import AddressSource
     from holdfast.platform.layout import Layout
 
     tenant, _, name = workload.partition("/")
@@ -62,11 +59,12 @@ def endpoints(
             next_step="holdfast endpoints payments/risk-api",
             code=ExitCode.USAGE,
         )
-    layout = Layout(state)
-    api = connect_cell(layout, layout.load(), "global")
-    found: list[dict[str, Any]] | None = serving_addresses(api, tenant, name)
-    if not found and not follow and not any(w["metadata"]["name"] == name for w in api.list("workloads", tenant)):
+    source = AddressSource.of_platform(Layout(state))
+    found: list[dict[str, Any]] | None = source.read(tenant, name)
+    if not found and not follow and not source.is_known(tenant, name):
         raise CommandError(f"workload {tenant}/{name}: not found", next_step=f"holdfast get workloads -n {tenant}")
+    if source.notice:
+        print_note(source.notice)
     if form == "table" and path is None and not follow:
         print_addresses(output, tenant, name, found or [])
         return
@@ -80,7 +78,7 @@ def endpoints(
         if not follow:
             return
         time.sleep(POLL_EVERY_S)
-        found = serving_or_none(api, tenant, name)
+        found = source.read_or_none(tenant, name)
 
 
 def print_addresses(output: str, tenant: str, name: str, found: list[dict[str, Any]]) -> None:
@@ -118,19 +116,3 @@ def publish_addresses(
         if completed.returncode:
             output = completed.stderr.strip()[:200]
             print_note(f"--on-change: the command exited with code {completed.returncode}: {output}")
-
-
-def serving_or_none(api: CellApi, tenant: str, name: str) -> list[dict[str, Any]] | None:
-    """The serving addresses; None while the cell is unreachable, so that a proxy keeps its current configuration."""
-    try:
-        return serving_addresses(api, tenant, name)
-    except CommandError as stop:
-        if stop.code is not ExitCode.UNREACHABLE and getattr(stop, "status", 0) not in (429, 503, 504):
-            raise
-        return None
-
-
-def serving_addresses(api: CellApi, tenant: str, name: str) -> list[dict[str, Any]]:
-    """The serving addresses by region and replica. The cell omits addresses of regions that are out of contact."""
-    endpoints = api.get(f"/endpoints/{quote(tenant)}/{quote(name)}")["workloads"].get(name, [])
-    return sorted(endpoints, key=lambda address: (address["region"], address.get("replica", "")))
