@@ -10,20 +10,28 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def lifecycle() -> str:
-    """The ordinary path of a replica, and for every stage where it is entered from and by whom."""
+    """The ordinary path of a replica, and each other stage with the owners and sources of its transitions."""
     from holdfast.model.lifecycle import TRANSITIONS, Stage
 
     path = [Stage.QUEUED, Stage.BOUND, Stage.STARTING, Stage.RUNNING, Stage.READY, Stage.SERVING]
     steps = {(step.source, step.target): step.owner for step in TRANSITIONS}
-    boxes = chain([(stage.value, steps[before, stage]) for before, stage in zip([None, *path], path, strict=False)])
-    entered: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for step in TRANSITIONS:
-        source = step.source.value if step.source is not None else "(new)"
-        entered[step.target.value, step.owner].append(source)
-    rows = [(target, owner, ", ".join(sources)) for (target, owner), sources in entered.items()]
-    wide = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
-    listed = [f"{t:<{wide[0]}} ◀── {o:<{wide[1]}}  {s}" for t, o, s in rows]
-    return boxes + "\n\n" + "\n".join(listed)
+    drawn = [chain([(stage.value, steps[before, stage]) for before, stage in zip([None, *path], path, strict=False)])]
+    for stage in (stage for stage in Stage if stage not in path):
+        entered: dict[str, list[str]] = defaultdict(list)
+        for step in TRANSITIONS:
+            if step.target is stage:
+                entered[step.owner].append(step.source.value if step.source is not None else "(new)")
+        drawn.append(_entered(stage.value, sorted(entered.items())))
+    return "\n".join(drawn)
+
+
+def _entered(stage: str, entered: list[tuple[str, list[str]]]) -> str:
+    """A box of one stage with a row for each owner that moves a replica into it."""
+    width, owner_width = 11, 11
+    rows = [f"◀── {owner:<{owner_width}}  {', '.join(sources)}" for owner, sources in entered]
+    names = [stage, *[""] * (len(rows) - 1)]
+    lines = [f"│ {name:<{width}} │{row}" for name, row in zip(names, rows, strict=True)]
+    return "\n".join([f"┌{'─' * (width + 2)}┐", *lines, f"└{'─' * (width + 2)}┘"])
 
 
 def chain(steps: list[tuple[str, str]]) -> str:

@@ -126,7 +126,7 @@ def lifecycle_page() -> str:
     """Stages of a replica, and the owner and evidence of each transition."""
     from holdfast.model.lifecycle import TRANSITIONS
 
-    caption = "The ordinary path, then every stage with the stages that lead to it and the owner of the transition."
+    caption = "The ordinary path, then the other stages: who moves a replica there, and from which stages."
     lines = [MADE, "# Replica lifecycle", "", f"```diagram {caption}", drawn_from_code.lifecycle(), "```", ""]
     lines += [
         "Each transition has exactly one owner.",

@@ -12,6 +12,8 @@ from html import escape
 from itertools import pairwise
 
 COLUMN, ROW = 8.4, 19.0
+# A narrower drawing keeps its size; a wider one may shrink to this width before it scrolls.
+SMALL = 544
 NORTH, EAST, SOUTH, WEST = (0, -1), (1, 0), (0, 1), (-1, 0)
 STROKES: dict[str, tuple[tuple[int, int], ...]] = {
     "─": (EAST, WEST),
@@ -47,8 +49,9 @@ def svg(text: str, label: str) -> str:
     parts += [_lines(grid, outlines, dashed=False), _lines(grid, outlines, dashed=True)]
     parts += [_head(x, y, row[x]) for y, row in enumerate(grid) for x in range(width) if row[x] in HEADS]
     parts += [_words(x, y, run, boxes) for y, row in enumerate(grid) for x, run in _runs(row)]
+    kind = "diagram small" if width * COLUMN < SMALL else "diagram"
     size = f'viewBox="0 0 {width * COLUMN:.0f} {len(grid) * ROW:.0f}" width="{width * COLUMN:.0f}"'
-    return f'<svg class="diagram" role="img" aria-label="{escape(label)}" {size}>{"".join(parts)}</svg>'
+    return f'<svg class="{kind}" role="img" aria-label="{escape(label)}" {size}>{"".join(parts)}</svg>'
 
 
 def _area(box: Box) -> int:
