@@ -30,6 +30,8 @@ from holdfast.readiness.page import page
 from holdfast.readiness.revision import checkout_revision
 from holdfast.readiness.text import review_text
 
+# Real runs make the evidence: a simulation, a scenario, a test file and a benchmark. A busy machine needs minutes.
+pytestmark = pytest.mark.timeout(1200)
 REVISION = "0123456789ab"
 SEEDS = Need(EvidenceKind.SIMULATIONS, "1-1")
 TESTS = Need(EvidenceKind.TEST, "tests/fleet/test_proof.py")
