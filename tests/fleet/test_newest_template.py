@@ -6,12 +6,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.expected import present
+from tests.factories import with_new_revision
 from tests.fleet.test_image_revisions import ONE, TWO, ImageHarness, image
 from tests.fleet.test_rollout import KEY
 
 from holdfast.console.workload_reads import line_of
-from holdfast.fleet import rollout
+from holdfast.fleet import rollout, workload_status
 from holdfast.insight.rollout_progress import rollout_progress
+from holdfast.model.assignment import PendingReason
 from holdfast.model.meta import find_condition, with_condition
 from holdfast.model.newest_template import undo_revision, undo_template, unserved_template
 from holdfast.model.template import template_hash
@@ -174,3 +177,35 @@ def test_first_revision_has_nothing_to_undo() -> None:
     assert undo_revision(world.workload) == "" and undo_template(world.workload, "") is None
     waits = unserved_template(world.workload)
     assert waits is not None and waits.next_step == "correct spec.template.image"
+
+
+def test_rollout_does_not_name_the_reason_of_the_revision_before() -> None:
+    world = served_one()
+    pending = (PendingReason(reason="InsufficientMemory", count=1),)
+    for name, item in world.assignments.items():
+        status = msgspec.structs.replace(item.status, pending=pending, revision=item.spec.revision)
+        world.assignments[name] = with_new_revision(item, status=status)
+    world.use(image("2"))
+    world.resolve(TWO)
+    world.step()
+    block = present(world.workload.status.rollout)
+    assert block.revision == template_hash(image("2")) and "InsufficientMemory" not in block.message
+
+
+def test_replicas_without_a_place_make_one_warning_on_the_workload() -> None:
+    world = served_one()
+    name = next(iter(world.assignments))
+    pending = (PendingReason(reason="LabelsDoNotMatch", count=2, message="needs disktype=ssd"),)
+    item = world.assignments[name]
+    world.assignments[name] = with_new_revision(
+        item, status=msgspec.structs.replace(item.status, pending=pending, serving=0)
+    )
+    outcome = workload_status.decide(KEY, world.view(), world.now)
+    (warning,) = [n for n in outcome.notices if n.warning]
+    assert (warning.reason, warning.about) == ("Unschedulable", world.workload)
+    assert "LabelsDoNotMatch (needs disktype=ssd)" in warning.message
+    (write,) = outcome.writes
+    assert isinstance(write, SetStatus)
+    status = msgspec.structs.replace(world.workload.status, summary=write.blocks["summary"])
+    world.workload = with_new_revision(world.workload, status=status)
+    assert not [n for n in workload_status.decide(KEY, world.view(), world.now).notices if n.warning]

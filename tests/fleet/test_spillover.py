@@ -60,6 +60,18 @@ def test_spillover_is_rechecked_while_replicas_are_pending() -> None:
     assert outcome.requeue_after_s is not None and outcome.requeue_after_s <= SPILLOVER_CHECK_EVERY_S
 
 
+def test_reason_of_a_wait_follows_the_report() -> None:
+    """The replicas go on waiting, so their time continues, but for another reason."""
+    fleet = full_region()
+    fleet.run(["5"], [])
+    (before,) = present(present(fleet.cache.get(Workload, "api", "acme")).status.spillover).pending
+    fleet.set_room(["east=1", "reason=InsufficientMemory"], [])
+    fleet.run(["5"], [])
+    (after,) = present(present(fleet.cache.get(Workload, "api", "acme")).status.spillover).pending
+    assert (before.reason, after.reason) == ("InsufficientCpu", "InsufficientMemory")
+    assert after.since == before.since
+
+
 @pytest.mark.parametrize(
     ("reason", "region_caps", "moves"),
     [

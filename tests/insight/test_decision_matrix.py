@@ -73,3 +73,10 @@ def test_best_row_is_the_node_that_the_planner_chooses_with_its_score() -> None:
 def test_region_without_nodes_has_an_empty_matrix() -> None:
     made = matrix_of()
     assert (made.nodes, made.feasible_count, made.groups, made.nearest) == (0, 0, (), "")
+
+
+def test_nearest_miss_is_the_node_with_most_room_and_the_group_names_it() -> None:
+    made = matrix_of(node("a", cpu="1"), node("b", cpu="3"), node("c", cpu="2"), cpu="4")
+    assert made.nearest == "b"
+    assert [row.node for row in made.groups[0].rows] == ["b", "c", "a"]
+    assert "best free 3" in made.groups[0].message and "on node b" in made.groups[0].message

@@ -129,7 +129,6 @@ def spill_over(
         for w in waiting
         if (found := _target(workload, w, shares, open_to_more, view, left=left)) is not None
     }
-    reasons = {w.region: w.reason for w in waiting}
     # The pending time continues for a while if the reported reason changes while replicas are still unplaced.
     patience_s = limits.SPILLOVER_AFTER_S + SPILLOVER_CHECK_EVERY_S
     unplaced = {a.spec.region for a in stored if _has_unplaced_replicas(a) and shares.get(a.spec.region, 0)}
@@ -137,10 +136,15 @@ def spill_over(
     known = {
         row.region: row for row in old.pending if _pending_s(row, now) >= 0
     }  # after a clock step backwards, the time restarts
+    reasons = {
+        **{name: row.reason for name, row in known.items()},
+        **{a.spec.region: a.status.pending[0].reason for a in stored if a.status.pending},
+        **{w.region: w.reason for w in waiting},
+    }
     waits = tuple(
         RegionWait(
             region=name,
-            reason=known[name].reason if name in known else reasons[name],
+            reason=reasons[name],
             since=known[name].since if name in known else micro_text(now),
             to=targets[name][0] if name in targets else "",
         )

@@ -45,6 +45,8 @@ REGIONS_NAMED_MAX = 4
 
 _STARTING = (Reason.FETCHING_ARTIFACTS, Reason.IMAGE_PULLING, Reason.INITIALIZING)
 """Reasons of replicas that start, and have not failed."""
+_BRIEF_WAITS = (Reason.WAITING, Reason.REGION_LOST)
+"""Pending reasons of which other events tell."""
 _NOT_FAILED = (*_STARTING, Reason.BECAME_UNREADY)
 
 
@@ -73,7 +75,8 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         conditions=tuple(conditions),
         observed_generation=generation,
     )
-    return Outcome(writes=(write,), notices=_notices(workload, conditions), requeue_after_s=again_s)
+    notices = (*_notices(workload, conditions), *_unplaced(workload, assignments))
+    return Outcome(writes=(write,), notices=notices, requeue_after_s=again_s)
 
 
 def _backing_condition(workload: Workload) -> list[Condition]:
@@ -396,6 +399,16 @@ def _notices(workload: Workload, conditions: Sequence[Condition]) -> tuple[Notic
         Notice(workload, c.reason, c.message)
         for c in conditions
         if before.get(c.type) != c.status and (c.status == "True" or c.type in before) and c.reason != Reason.ASSIGNED
+    )
+
+
+def _unplaced(workload: Workload, assignments: Sequence[Assignment]) -> tuple[Notice, ...]:
+    """A warning for each region whose replicas begin to wait for a place, or wait for another reason."""
+    before = {r.region: r.pending_reason for r in workload.status.summary.regions}
+    return tuple(
+        Notice(workload, Reason.UNSCHEDULABLE, _reason_text(a, a.status.pending[0]), warning=True)
+        for a in assignments
+        if a.status.pending and a.status.pending[0].reason not in (before.get(a.spec.region, ""), *_BRIEF_WAITS)
     )
 
 

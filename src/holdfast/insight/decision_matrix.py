@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from holdfast.insight.expression_refusals import expression_refusal_text
+from holdfast.insight.fitting_amounts import missing_shares
 from holdfast.model.reasons import Reason
 from holdfast.model.scheduler_policy import PolicyRules
 from holdfast.scheduling import filters
@@ -67,7 +68,8 @@ class DecisionMatrix(msgspec.Struct, frozen=True, rename="camel"):
     nodes: int
     nearest: str = ""
     passes: int = 0
-    """`nearest` is the refused node with the fewest refusing filters, and `passes` how many filters it passes."""
+    """`nearest` is the refused node with the fewest refusing filters, of those the one that lacks least. `passes` is how
+    many filters it passes."""
 
 
 def decision_matrix(
@@ -82,7 +84,7 @@ def decision_matrix(
     live: Bools = snapshot.static.has_node
     left = live.copy()
     columns = []
-    first: dict[int, tuple[str, str]] = {}
+    first: dict[int, tuple[str, Reason]] = {}
     count = np.zeros(len(live), dtype=np.int64)
     for name in names:
         refused: Bools = np.zeros(len(live), dtype=bool)
@@ -90,25 +92,26 @@ def decision_matrix(
             if owner == name:
                 refused |= slots
                 for slot in np.flatnonzero(slots & left).tolist():
-                    first.setdefault(slot, (name, reason.value))
+                    first.setdefault(slot, (name, reason))
         count += refused & live
         left &= ~refused
         columns.append(FilterColumn(name, int(left.sum())))
 
-    def message(reason: Reason, slot: int) -> str:
+    def group_message(reason: Reason, slots: list[int]) -> str:
         if reason is Reason.EXPRESSION_REFUSED:
-            return expression_refusal_text(snapshot, requirements, rules, [slot], policy)
-        return refusal_message(scratch, requirements, reason, [slot])
+            return expression_refusal_text(snapshot, requirements, rules, slots[:1], policy)
+        return refusal_message(scratch, requirements, reason, slots)
 
     def row(slot: int) -> MatrixRow:
         mine = [(owner, reason) for owner, (reason, slots) in refusals if slots[slot]]
-        messages = tuple(message(reason, slot) for _, reason in mine)
+        messages = tuple(group_message(reason, [slot]) for _, reason in mine)
         return MatrixRow(
             snapshot.name(slot), snapshot.zone(slot), {owner: reason.value for owner, reason in mine}, messages
         )
 
-    order = sorted(first, key=lambda slot: (int(count[slot]), snapshot.name(slot)))
-    groups: dict[tuple[str, str], list[int]] = {}
+    gaps = missing_shares(scratch, requirements)
+    order = sorted(first, key=lambda slot: (int(count[slot]), float(gaps[slot]), snapshot.name(slot)))
+    groups: dict[tuple[str, Reason], list[int]] = {}
     for slot in order:
         groups.setdefault(first[slot], []).append(slot)
     nearest = order[0] if order else None
@@ -120,10 +123,10 @@ def decision_matrix(
         feasible_count=int(left.sum()),
         groups=tuple(
             MatrixGroup(
-                reason,
+                reason.value,
                 name,
                 len(slots),
-                "; ".join(row(slots[0]).messages[:1]),
+                group_message(reason, slots),
                 tuple(row(slot) for slot in slots[:MEMBERS_MAX]),
             )
             for (name, reason), slots in sorted(groups.items(), key=lambda g: (nearest not in g[1], -len(g[1]), g[0]))

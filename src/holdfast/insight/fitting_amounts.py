@@ -29,6 +29,14 @@ _MEBIBYTE = 2**20
 Nodes = npt.NDArray[np.bool_]
 
 
+def missing_shares(scratch: Scratch, requirements: ReplicaRequirements) -> npt.NDArray[np.float64]:
+    """What each node lacks for one replica, as a fraction of the request."""
+    found = np.zeros(len(scratch.snapshot.static.has_node))
+    for name, amount in requirements.amounts.items():
+        found += np.maximum(0, amount - resources.free_of(scratch, requirements, name)) / amount
+    return found
+
+
 def fitting_amounts(
     scratch: Scratch,
     requirements: ReplicaRequirements,

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from holdfast.insight.expression_refusals import expression_refusal_text
-from holdfast.insight.fitting_amounts import fitting_amounts, rounded_down
+from holdfast.insight.fitting_amounts import fitting_amounts, missing_shares, rounded_down
 from holdfast.insight.quota_needs import QuotaNeed
 from holdfast.insight.remedies import BEYOND_NODES, ON_NODE, Effort, Remedy, as_choice, cluster_level_remedies, in_order
 from holdfast.model.decision import ScoreComponent
@@ -179,6 +179,7 @@ class WhyNotQuery:
             (add,) = BEYOND_NODES[Reason.NO_NODES]
             return SuggestedFix(add.text, reasons=(Reason.NO_NODES.value,), choices=(add,))
         nearest: dict[Effort, _NodeRemedy] = {}
+        gaps = missing_shares(self._scratch, self._requirements)
         foreign = next((refused for reason, refused in self._refusals if reason is Reason.TENANCY_VIOLATED), ~live)
         # A node of another tenant is worth no change, unless there is no other node.
         for slot in np.flatnonzero(live & ~foreign if (live & ~foreign).any() else live).tolist():
@@ -188,7 +189,7 @@ class WhyNotQuery:
             for effort in Effort:
                 chosen = _remedies_within(blockers, effort)
                 if chosen:
-                    rank = (len(blockers), sum(c.size for c in chosen), self._gap(slot), snapshot.name(slot))
+                    rank = (len(blockers), sum(c.size for c in chosen), float(gaps[slot]), snapshot.name(slot))
                     if effort not in nearest or rank < nearest[effort].rank:
                         nearest[effort] = _NodeRemedy(rank, slot, chosen)
         if Effort.WORKLOAD in nearest:
@@ -238,14 +239,6 @@ class WhyNotQuery:
             best=snapshot.name(ranked[0]),
             best_score=int(totals[ranked[0]]),
         )
-
-    def _gap(self, slot: int) -> float:
-        """Missing resources on the node, as a fraction of the request."""
-        gap = 0.0
-        for name, amount in self._requirements.amounts.items():
-            free = int(resources.free_of(self._scratch, self._requirements, name)[slot])
-            gap += max(0, amount - free) / amount
-        return gap
 
     def _blocker(self, reason: Reason, slot: int) -> Blocker:
         if reason in (Reason.QUOTA_EXCEEDED, Reason.NO_GRANT):

@@ -76,7 +76,10 @@ def logs(
             code=ExitCode.FAILED,
         )
     show = line_printer(output, several=len(found) != 1)
-    show(sorted((line for log in found for line in log.last(tail)), key=lambda found: found.line.at))
+    lines = sorted((line for log in found for line in log.last(tail)), key=lambda found: found.line.at)
+    show(lines)
+    if not lines:
+        note_empty_log(name)
     known = {log.path: log for log in found}
     round_number = 0
     while follow:
@@ -115,11 +118,13 @@ def logs_from_agents(name: str, selected: LogSelection, *, state: str, output: s
     show = line_printer(output, several=len(placed) != 1)
     printing = threading.Lock()
     problems: list[CommandError] = []
+    silent = {location.name for location in placed}
 
     def read(location: ReplicaLocation) -> None:
         try:
             for row in call_replica_agent(location, kind="Logs", **selected._asdict()):
                 with printing:
+                    silent.discard(location.name)
                     show([LogLocation(location.name, log_line(row))])
         except CommandError as stop:
             problems.append(stop)
@@ -135,6 +140,14 @@ def logs_from_agents(name: str, selected: LogSelection, *, state: str, output: s
             thread.join()
     if problems:
         raise problems[0]
+    if len(silent) == len(placed):
+        note_empty_log(name)
+
+
+def note_empty_log(name: str) -> None:
+    from holdfast.platform.output import print_note
+
+    print_note(f"{name}: its programs have written nothing yet")
 
 
 def line_printer(output: str, *, several: bool) -> Callable[[Iterable[LogLocation]], None]:
