@@ -31,7 +31,7 @@ from holdfast.model.meta import Key
 from holdfast.model.override import Override, OverrideKind, OverrideScope, OverrideSpec, OverrideStatus
 from holdfast.model.quantity import amounts, amounts_text
 from holdfast.model.quota import Grant, GrantClass, GrantSpec, Quota, QuotaSpec, grant_name, max_enforced_limit
-from holdfast.model.region import HealthState, Region
+from holdfast.model.region import HealthState, Region, UnknownGrant
 from holdfast.model.template import Template
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.writes import Create, SetStatus, Update
@@ -457,9 +457,33 @@ def test_region_with_wrong_clock_keeps_its_lease_while_it_reports(skew_s: float)
     assert is_lease_expired(grant, known, world.now + grant.spec.lease_seconds + 1)
 
 
+@pytest.mark.parametrize("renewed_at", ["", "2026-01-01T00:00:00Z"])
+def test_grant_of_a_deleted_region_expires_only_if_it_was_ever_enforced(renewed_at: str) -> None:
+    """A region that never acknowledged it keeps nothing back."""
+    world = PartitionedQuota()
+    spend_all(world, "a", 8)
+    grant = world.home.list(Grant)[0]
+    grant = msgspec.structs.replace(grant, status=msgspec.structs.replace(grant.status, renewed_at=renewed_at))
+    assert is_lease_expired(grant, None, world.now) is bool(renewed_at)
+
+
 def test_region_contact_changes_wake_the_grant_controller() -> None:
     world = PartitionedQuota()
     well, silent = region("a"), region("a", state=HealthState.SUSPECT)
     for new, old in ((silent, well), (well, silent)):
         assert list(grants.woken_by_region(new, old, world.home)) == [Key("acme", "quota")]
     assert list(grants.woken_by_region(well, well, world.home)) == []
+
+
+def test_region_wakes_the_grant_controller_by_its_first_report_and_its_unknown_grants() -> None:
+    world, well, suspect = PartitionedQuota(), region("a"), region("a", state=HealthState.SUSPECT)
+    unheard = msgspec.structs.replace(suspect, status=msgspec.structs.replace(suspect.status, report=None))
+    for new, old in ((well, None), (None, well), (unheard, well)):
+        assert list(grants.woken_by_region(new, old, world.home)) == [], "nothing is known about its limits"
+    first = msgspec.structs.replace(well, status=msgspec.structs.replace(well.status, report=None))
+    assert list(grants.woken_by_region(well, first, world.home)) == [Key("acme", "quota")]
+    report = msgspec.structs.replace(present(well.status.report), unknown_grants=(UnknownGrant("acme"),))
+    unknown = msgspec.structs.replace(well, status=msgspec.structs.replace(well.status, report=report))
+    for new, old in ((unknown, well), (well, unknown)):
+        assert list(grants.woken_by_region(new, old, world.home)) == [Key("acme", "quota")]
+    assert list(grants.woken_by_region(unknown, unknown, world.home)) == []

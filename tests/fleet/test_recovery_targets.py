@@ -16,7 +16,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.recovery import RecoveryPhase, StartRateLimit, WorkloadProgress
 from holdfast.model.region import HealthState, Region
 from holdfast.model.times import micro_text
-from holdfast.model.workload import RecoveryObjective
+from holdfast.model.workload import Disruption, RecoveryObjective, RolloutBlock, RolloutPhase, Workload
 from holdfast.model.writes import Create, Update
 
 STUCK_S = 300.0 * RECOVERY_STALL_FRACTION
@@ -191,6 +191,34 @@ def test_shorter_deadline_abandons_the_target_sooner() -> None:
     assert progress_row(quick).target == "b"
     wait(quick, 10)
     assert progress_row(quick).target == "c"
+
+
+@pytest.mark.parametrize(
+    ("phase", "regions", "serving", "unavailable", "stays"),
+    [
+        pytest.param(RolloutPhase.PROGRESSING, ("a", "b"), 3, 1, True, id="rolling out"),
+        pytest.param(RolloutPhase.ROLLING_BACK, ("b",), 3, 1, True, id="rolling back"),
+        pytest.param(RolloutPhase.PROGRESSING, ("b",), 2, 1, False, id="fewer serve than the rollout may stop"),
+        pytest.param(RolloutPhase.PROGRESSING, ("b",), 1, 4, True, id="one serves, and all may be away"),
+        pytest.param(RolloutPhase.PROGRESSING, ("b",), 0, 4, False, id="none serves"),
+        pytest.param(RolloutPhase.PROGRESSING, ("c",), 3, 1, False, id="in another region"),
+        pytest.param(RolloutPhase.PAUSED, ("b",), 3, 1, False, id="paused"),
+        pytest.param(RolloutPhase.COMPLETE, ("b",), 3, 1, False, id="complete"),
+    ],
+)
+def test_running_rollout_in_the_target_is_no_stall(
+    phase: RolloutPhase, regions: tuple[str, ...], serving: int, unavailable: int, *, stays: bool
+) -> None:
+    f = opened_recovery()
+    item = present(f.cache.get(Workload, "api0", "acme"))
+    spec = msgspec.structs.replace(item.spec, disruption=Disruption(max_unavailable=unavailable))
+    status = msgspec.structs.replace(item.status, rollout=RolloutBlock(phase=phase, regions=regions))
+    f.cache.put(with_new_revision(msgspec.structs.replace(item, spec=spec), status=status))
+    report_counts(f, "b", bound=4, ready=serving, serving=serving)
+    f.step("a")
+    wait(f, STUCK_S + 1)
+    wait(f, 1.0)
+    assert progress_row(f).target == ("b" if stays else "c")
 
 
 def test_abandoned_target_is_used_again_if_it_is_the_only_one() -> None:

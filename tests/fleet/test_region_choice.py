@@ -95,6 +95,9 @@ def test_region_whose_nodes_are_all_too_small_fits_nothing_when_empty() -> None:
 def test_recovery_counts_only_room_on_single_nodes() -> None:
     assert reported_headroom(region("east"), {"cpu": 2000}) == 8
     assert reported_headroom(region("east", shape("1500m", nodes=10), shape(3)), {"cpu": 2000}) == 1
+    silent = factories.region("east")
+    silent = msgspec.structs.replace(silent, status=msgspec.structs.replace(silent.status, report=None))
+    assert reported_headroom(silent, {"cpu": 2000}) == 0, "a region that never reported has no room"
 
 
 @pytest.mark.parametrize("seed", range(200))
