@@ -106,3 +106,32 @@ async def test_own_tenant_is_not_protected_from_itself(cell: Cell) -> None:
     await cell.grant(protected={"cpu": "6"})
     await place(cell, "low")
     assert (await propose(cell, "low.1")).reason == "WaitingForVictims"
+
+
+async def test_tenant_without_protected_quota_leaves_that_of_the_next_victim_in_force(cell: Cell) -> None:
+    """Both victims are needed; the first one's tenant has no grant here, or nothing protected."""
+    await cell.grant("rival", protected={"cpu": "4"})
+    await cell.grant("unprotected")
+    half: dict[str, Any] = {"resources": {"cpu": "4"}}
+    for tenant in ("unprotected", "rival"):
+        assert (await cell.place(await cell.replica("one", tenant=tenant, template=half))).binding == "one.1"
+    whole: dict[str, Any] = {"resources": {"cpu": "8"}}
+    refused = await propose(cell, "unprotected/one.1", "rival/one.1", template=whole)
+    assert is_refused(refused, "the quota of tenant rival protects 4 cpu here")
+    assert not [claim for claim in cell.authority.ledger.claims.values() if claim.nominated]
+
+
+async def test_victim_whose_claim_is_gone_counts_for_no_protected_quota(cell: Cell) -> None:
+    """An open nomination names it still; the usage that remains is counted without it, once."""
+    await cell.grant("rival", protected={"cpu": "2"})
+    for name in ("one", "two"):
+        await cell.place(await cell.replica(name, tenant="rival", template={"resources": {"cpu": "2"}}))
+    answer = await propose(cell, "rival/one.1", template={"resources": {"cpu": "5"}})
+    assert answer.reason == "WaitingForVictims"
+    one = cell.get_replica("one", "rival")
+    await cell.release(one, ReleaseAction.STOP)
+    await cell.acknowledge("one.1", tenant="rival")
+    await cell.release(one, ReleaseAction.FREE)
+    assert "rival/one.1" not in cell.authority.ledger.claims
+    again = await propose(cell, "rival/two.1", name="higher", priority=20, template={"resources": {"cpu": "5"}})
+    assert is_refused(again, "the quota of tenant rival protects 2 cpu here")
