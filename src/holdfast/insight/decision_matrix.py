@@ -68,8 +68,8 @@ class DecisionMatrix(msgspec.Struct, frozen=True, rename="camel"):
     nodes: int
     nearest: str = ""
     passes: int = 0
-    """`nearest` is the refused node with the fewest refusing filters, of those the one that lacks least. `passes` is how
-    many filters it passes."""
+    """`nearest` is the refused node with the fewest refusing filters, of those the one that lacks least. It passes
+    `passes` filters."""
 
 
 def decision_matrix(
