@@ -222,3 +222,18 @@ async def test_registration_flushes_sooner_than_renewals(cell: Cell) -> None:
     assert [(await renewal).results[0].result for renewal in (first, second)] == [PlacementOutcome.ACCEPTED] * 2
     leases = cell.every(LeasePage)[0].spec.leases
     assert leases["n1"].renewed_at_s == leases["new"].renewed_at_s
+
+
+async def test_epoch_of_a_lost_lease_is_above_those_of_the_nodes_claims(cell: Cell) -> None:
+    """The lease page was lost with a part of the store; a task may still run under the epoch of its claim."""
+    for _ in range(3):
+        given = (await cell.renew("n1", 0)).epoch
+    node = cell.get_node()
+    execution = msgspec.structs.replace(node.status.execution, epoch=given)
+    await cell.put(msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, execution=execution)))
+    assert (await cell.place(await cell.replica())).result is PlacementOutcome.ACCEPTED
+    (claim,) = cell.authority.ledger.claims.values()
+    assert claim.node_epoch == given > 1
+    await cell.remove(cell.every(LeasePage)[0])
+    await cell.lead()
+    assert (await cell.renew("n1", 0)).epoch == given + 1

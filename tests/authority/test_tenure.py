@@ -68,3 +68,15 @@ async def test_wall_clock_set_back_does_not_extend_tenure(cell: Cell) -> None:
     await cell.lead()
     answer = await cell.renew("n1", 1)
     assert answer.result is PlacementOutcome.ACCEPTED and answer.tenures == {}
+
+
+@pytest.mark.parametrize("recreated", [False, True])
+async def test_tenure_gives_no_time_to_the_task_of_a_deleted_replica(cell: Cell, *, recreated: bool) -> None:
+    """A replica of the same name is another one: the tenure covers its ordinal, not the former task."""
+    await bound(cell)
+    await cell.put(tenure.tenure_lease("us-east", cell.clock.now(), {ASSIGNMENT: (0,)}))
+    assert (await cell.renew("n1", 1)).tenures
+    await cell.remove(cell.get_replica())
+    if recreated:
+        await cell.replica("web-0", exclusive=GLOBAL, ordinal=0)
+    assert (await cell.renew("n1", 1)).tenures == {}
