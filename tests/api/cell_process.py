@@ -29,7 +29,8 @@ from holdfast.model.tenant import Tenant
 from holdfast.model.writes import Create
 from holdfast.server.app import Application
 from holdfast.server.console import ConsoleService
-from holdfast.server.listener import Listener, TlsFiles, serve
+from holdfast.server.listener import Listener, serve
+from holdfast.server.tls import TlsFiles
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 from holdfast.store.sqlite import SqliteStore

@@ -41,7 +41,8 @@ from holdfast.model.node import Node, NodeExecution, NodeSpec
 from holdfast.model.principal import NODES, OPERATORS, Principal, from_identity
 from holdfast.model.writes import Create, Delete, SetStatus, Update
 from holdfast.server.app import Application
-from holdfast.server.listener import TlsFiles, listen
+from holdfast.server.listener import listen
+from holdfast.server.tls import TlsFiles
 from holdfast.store.memory import MemoryStore
 from holdfast.store.objects import Objects
 

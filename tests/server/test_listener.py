@@ -16,7 +16,8 @@ from holdfast.gate.audit import read_records
 from holdfast.identity.certificates import issue, make_ca
 from holdfast.model.principal import OPERATORS, TENANT_PREFIX
 from holdfast.server import listener
-from holdfast.server.listener import MAX_HEADER_BYTES, Listener, TlsFiles, listen
+from holdfast.server.listener import MAX_HEADER_BYTES, Listener, listen
+from holdfast.server.tls import TlsFiles
 
 from .conftest import V1, WORKLOADS, Api, World, workload
 
@@ -292,6 +293,30 @@ async def test_client_certificate_of_other_ca_fails_handshake(world: World, tmp_
 
     with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
         await intrude()
+    await server_listener.stop()
+
+
+async def test_certificate_outside_its_dates_is_told_why_and_recorded_once(world: World, tmp_path: Path) -> None:
+    """TLS would end the handshake: the holder would not learn why, and no record would say who it was."""
+    now_s, day_s = world.ports.clock.now(), 86_400.0
+    ca = make_ca(tmp_path / "pki", now_s=now_s - 100 * day_s)
+    server = issue(tmp_path / "pki", "server", "cell", now_s=now_s, ips=(HOST,), server=True)
+    server_listener = await listen(world.app, HOST, 0, TlsFiles(server.certificate, server.key, ca.certificate))
+    for start_s, words, why in (
+        (now_s - 2 * day_s, "has expired", "CertificateExpired"),
+        (now_s + day_s, "is not valid yet", "CertificateNotYetValid"),
+    ):
+        ada = issue(tmp_path / "pki", why, "ada", (OPERATORS,), now_s=start_s, days=1)
+        context = ssl.create_default_context(cafile=str(ca.certificate))
+        context.load_cert_chain(ada.certificate, ada.key)
+        client = await Client.to(server_listener.port, context)
+        await client.send(f"GET {WORKLOADS} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        code, answer = await client.answer()
+        assert (code, answer["reason"]) == (401, "Unauthorized")
+        assert f"certificate of ada: it {words}" in answer["message"]
+        client.close()
+        (record,) = [r for _, r in await read_records(world.store) if r.get("reason") == why]
+        assert (record["principal"], record["resource"], record["count"]) == ("ada", "certificates", 1)
     await server_listener.stop()
 
 

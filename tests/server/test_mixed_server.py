@@ -13,8 +13,9 @@ from tests.expected import present
 from holdfast.identity.certificates import issue, make_ca
 from holdfast.server import listener
 from holdfast.server.console_assets import ConsoleAssets
-from holdfast.server.listener import Listener, TlsFiles, listen
+from holdfast.server.listener import Listener, listen
 from holdfast.server.mixed_server import is_loopback
+from holdfast.server.tls import TlsFiles
 
 from .conftest import World
 

@@ -61,9 +61,10 @@ from holdfast.model.secret import Secret
 from holdfast.server.app import Application
 from holdfast.server.asserted_calls import AssertedCalls
 from holdfast.server.console import ConsoleService
-from holdfast.server.listener import Listener, TlsFiles, listen
+from holdfast.server.listener import Listener, listen
 from holdfast.server.mixed_server import is_loopback
 from holdfast.server.placement_forwarding import ForwardingPlacement, election_identity
+from holdfast.server.tls import TlsFiles
 from holdfast.store.backup import RESTORE_MARKER
 from holdfast.store.contract import Store
 from holdfast.store.memory import MemoryStore

@@ -2,9 +2,9 @@
 
 An unknown credential is refused without details. The holder of a rejected certificate is told why.
 
-The subject of a client certificate names the user (CN) and its groups (O). TLS has verified the chain; dates and
-revoked serials are checked again per request, because connections outlive both. A bearer token is looked up by its
-hash.
+The subject of a client certificate names the user (CN) and its groups (O). TLS has verified the chain. Dates and
+revoked serials are checked here, per request: connections outlive both, and TLS could tell nobody why. A bearer token
+is looked up by its hash.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ MAX_TOKEN_CHARS = 16_384
 CERTIFICATES_CACHED = 4096
 
 
-_REJECTIONS = {"CertificateRevoked": "was revoked", "CertificateExpired": "has expired"}
+_REJECTIONS = {
+    "CertificateRevoked": "was revoked",
+    "CertificateExpired": "has expired",
+    "CertificateNotYetValid": "is not valid yet by the clock of this cell",
+}
 
 
 def rejection_text(who: Principal, why: str) -> str:
@@ -98,8 +102,9 @@ class Authenticator:
     def _rejection_reason(self, shown: _CertificateContent, issuer: tuple[Any, ...]) -> str:
         """Why a certificate that TLS verified is rejected; empty if it is accepted."""
         who = shown.principal
-        if not shown.start_s <= self._ports.clock.now() < shown.end_s:
-            return "CertificateExpired"
+        now_s = self._ports.clock.now()
+        if not shown.start_s <= now_s < shown.end_s:
+            return "CertificateExpired" if now_s >= shown.end_s else "CertificateNotYetValid"
         if shown.serial in self._revoked_serials():
             return "CertificateRevoked"
         if refused := self._cells(who, shown.start_s + BACKDATED_S):

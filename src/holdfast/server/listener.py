@@ -10,14 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
-import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import httptools
-import msgspec
 import structlog
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -27,6 +23,7 @@ from holdfast.server import status
 from holdfast.server.app import Application
 from holdfast.server.mixed_server import MixedServer
 from holdfast.server.request import UpgradedStream
+from holdfast.server.tls import ReloadingTls, TlsFiles
 from holdfast.server.upgrade import RawStream
 
 # Size of all request headers. A larger request is refused with 431.
@@ -35,8 +32,6 @@ MAX_HEADER_BYTES = 64 * 1024
 HEADER_TIMEOUT_S = 10.0
 # Idle time of a connection before the server closes it. Above the 60 s that common proxies keep one open.
 KEEP_ALIVE_S = 75.0
-# Interval at which a server looks for changed certificate files, at most once per connection.
-TLS_FILES_CHECK_EVERY_S = 1.0
 # Time for the TLS handshake. After that, the connection is closed.
 HANDSHAKE_TIMEOUT_S = 10.0
 # Time that a client gets to read a response that was sent before its whole body had arrived. Until then the rest of the
@@ -52,15 +47,6 @@ MAX_CONNECTIONS = 25_000
 EARLY_BYTES_MAX = 64 * 1024
 # Connections that the kernel holds until the server accepts them.
 BACKLOG = 4096
-
-
-class TlsFiles(msgspec.Struct, frozen=True):
-    """The server's certificate, and the authorities whose client certificates it accepts."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-    node_ca: Path | None = None
 
 
 class HeadersTooLarge(Exception):
@@ -258,57 +244,6 @@ class PlainConnection(Connection):
     """A connection without TLS at a port that otherwise requires it. Serves the console only."""
 
     _console_only = True
-
-
-def tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Client certificates are optional: clients without one may use a token. A certificate of another CA ends the
-    handshake.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(tls.certificate, tls.key)
-    context.set_alpn_protocols(["http/1.1"])
-    for authority in (tls.client_ca, tls.node_ca):
-        if authority is not None:
-            context.load_verify_locations(authority)
-            context.verify_mode = ssl.CERT_OPTIONAL
-    return context
-
-
-class ReloadingTls:
-    """The server's TLS settings. Files that change apply to new connections, without a restart.
-
-    OpenSSL offers no removal of a trusted CA from a context. So each handshake is given the newest context, in the
-    callback that runs right after the client's first message."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._current = tls_context(files)
-        self._stamp = self._stamps()
-        self._checked_s = time.monotonic()
-        self.context = tls_context(files)
-        self.context.sni_callback = self._choose
-
-    def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        if time.monotonic() - self._checked_s >= TLS_FILES_CHECK_EVERY_S:
-            self._checked_s = time.monotonic()
-            self._reload()
-        connection.context = self._current
-
-    def _reload(self) -> None:
-        try:
-            found = self._stamps()
-            if found == self._stamp:
-                return
-            self._current, self._stamp = tls_context(self._files), found
-            _log.info("tls_files_reloaded", certificate=str(self._files.certificate))
-        except OSError as error:  # ssl.SSLError is one: a file that is half written is tried again at the next check
-            _log.warning("tls_files_unreadable", certificate=str(self._files.certificate), error=str(error))
-
-    def _stamps(self) -> tuple[tuple[int, int, int], ...]:
-        files = (self._files.certificate, self._files.key, self._files.client_ca, self._files.node_ca)
-        stats = [path.stat() for path in files if path is not None]
-        return tuple((found.st_mtime_ns, found.st_size, found.st_ino) for found in stats)
 
 
 class Listener:
