@@ -24,6 +24,8 @@ from holdfast.identity.authenticate import Authenticator
 from holdfast.identity.certificates import RevokedSerials, issue, make_ca
 from holdfast.identity.joining import EXPIRED_JOIN_TOKEN_RETENTION_S, JoinService
 from holdfast.identity.node_certificates import NodeCertificateAuthority, make_csr, new_key
+from holdfast.install.join_string import JoinString
+from holdfast.install.nodes import is_certificate_rejected
 from holdfast.model import limits
 from holdfast.model.errors import BadRequest, Forbidden, Invalid, Unauthorized, Unavailable
 from holdfast.model.join import (
@@ -287,6 +289,29 @@ async def test_revoked_node_is_refused_and_can_join_again_with_new_token(region:
         await _until(lambda: not region.identity("n1").revoked)
         await _until_async(lambda: _reads(client))
         keeping.cancel()
+    finally:
+        await client.close()
+
+
+async def test_expired_node_is_refused_and_can_join_again_with_new_token(region: Region) -> None:
+    """`holdfast node join` learns it from the answer of the region, and waited in vain while TLS refused the node."""
+    region.clock.moved_s = -60 * 86_400.0
+    identity = await joined(region, await region.token())
+    region.clock.moved_s = 0.0
+    client = region.client(identity.path)
+    try:
+        with pytest.raises(Unauthorized, match="node n1: its certificate has expired; next: join again"):
+            await client.get(Node, "n1")
+        (record,) = await region.audited("CertificateExpired")
+        assert (record["principal"], record["count"]) == ("holdfast:node:west:n1", 1)
+        joining = JoinString(joins="node", name=REGION, url=region.url, ca="", token="")
+        ca = region.ca.certificate
+        assert await asyncio.to_thread(is_certificate_rejected, joining, "n1", ca, identity.path)
+        keeping = asyncio.create_task(identity.keep_valid(client))
+        (region.folder / "n1.token").write_text(await region.token("back", node="n1"))
+        await _until_async(lambda: _reads(client))
+        keeping.cancel()
+        assert not await asyncio.to_thread(is_certificate_rejected, joining, "n1", ca, identity.path)
     finally:
         await client.close()
 

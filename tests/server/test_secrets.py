@@ -207,7 +207,7 @@ async def test_region_reads_only_objects_that_its_assignments_refer_to(api: Api,
     found = msgspec.json.decode((await near.get(config)).body, type=ConfigVersions).items
     assert [(v.kind, v.namespace, v.name, v.generation) for v in found] == [("Secret", "shop", "db", 1)]
     assert (await near.get(f"{config}/Secret/shop/db")).json["data"] == {"token": ENCODED}
-    for path in ("Secret/shop/unused", "Secret/other/db", "Secret/shop/missing", "Workload/shop/a", "Node//x"):
+    for path in ("Secret/shop/unused", "Secret/other/db", "Secret/shop/missing", "Workload/shop/a", "Node/shop/x"):
         assert (await near.get(f"{config}/{path}")).code == 404, path
     assert (await near.get("/region/v1/far/config")).code == 403
     for user in ("ada", "tim", "vera", "holdfast:node:west:n1"):

@@ -106,7 +106,7 @@ def _install_and_wait(places: Places, plan: NodePlan, joining: JoinString, say: 
         write_private(identity / "ca.crt", fetch_verified_ca(joining.url, joining.ca))
         write_private(state / "join-token", joining.token.encode() + b"\n")
         say(f"region {joining.name}: its CA is the one in the token")
-    elif _certificate_is_rejected(joining, plan.name, identity):
+    elif is_certificate_rejected(joining, plan.name, identity / "ca.crt", identity / "node.pem"):
         write_private(state / "join-token", joining.token.encode() + b"\n")
         (identity / "token").unlink(missing_ok=True)  # a token of several uses may be the one that it used before
         say(f"region {joining.name}: does not accept the node's certificate any more; the agent joins again")
@@ -183,10 +183,10 @@ def _read_status(joining: JoinString, node: str, ca: Path, pem: Path) -> dict[st
     return status
 
 
-def _certificate_is_rejected(joining: JoinString, node: str, identity: Path) -> bool:
+def is_certificate_rejected(joining: JoinString, node: str, ca: Path, pem: Path) -> bool:
     """Whether the region answers that the node's certificate was revoked or has expired."""
     try:
-        _read_status(joining, node, identity / "ca.crt", identity / "node.pem")
+        _read_status(joining, node, ca, pem)
     except ApiRefusal as refusal:
         return refusal.status == HTTPStatus.UNAUTHORIZED
     except (CommandError, OSError):
