@@ -24,7 +24,7 @@ from holdfast.identity.certificates import make_ca, write_private, write_public
 from holdfast.identity.node_certificates import make_csr, new_key, parse_csr
 from holdfast.identity.secret_keys import KEYS_FILE, create_keys
 from holdfast.install.default_objects import create_default_objects
-from holdfast.install.etcd_member import EtcdInstallation
+from holdfast.install.etcd_member import ETCD_CLIENT_PORT_OFFSET, ETCD_PEER_PORT_OFFSET, EtcdInstallation
 from holdfast.install.join_string import JoinString, fetch_verified_ca
 from holdfast.install.places import InstallRecord, Places, Role, toml_text
 from holdfast.install.services import Service, install_service
@@ -67,6 +67,12 @@ class CellPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.host in LOCAL_HOSTS:
             return "127.0.0.1" if self.host == "localhost" else self.host
         return "::" if ":" in self.host else "0.0.0.0"
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Ports that must be free: the cell's own, and those of the etcd that is started beside it."""
+        offsets = (ETCD_CLIENT_PORT_OFFSET, ETCD_PEER_PORT_OFFSET) if self.start_etcd else ()
+        return self.port, *(self.port + offset for offset in offsets)
 
     @property
     def certificate_hosts(self) -> tuple[str, ...]:

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
+from holdfast.client import cell_access
+from holdfast.client.sync_api import CellApi
 from holdfast.foundation.exit_codes import CommandError
 from holdfast.install.cell_checks import certificate_checks, joined_servers, remote_checks, server_count_finding
 from holdfast.install.findings import DoctorFinding
@@ -17,22 +21,33 @@ from holdfast.install.machine_checks import (
     disk_checks,
     file_limit_check,
     port_check,
+    task_port_checks,
 )
 from holdfast.install.places import Places, Role
 from holdfast.install.services import Service
 
 
-def machine_report(places: Places, role: Role, *, port: int = 0, other: str = "") -> list[DoctorFinding]:
-    """All checks of one role. `other` is the URL of the cell that it talks to."""
-    return list(_findings(places, role, port, other))
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a role needs that its machine does not say. `other` is the URL of the cell that it talks to."""
+
+    ports: tuple[int, ...] = ()
+    task_ports: tuple[int, int] | None = None
+    other: str = ""
 
 
-def _findings(places: Places, role: Role, port: int, other: str) -> Iterator[DoctorFinding]:
+def machine_report(places: Places, role: Role, needs: Needs) -> list[DoctorFinding]:
+    """All checks of one role. Ports are checked until it is installed."""
+    return list(_findings(places, role, needs))
+
+
+def _findings(places: Places, role: Role, needs: Needs) -> Iterator[DoctorFinding]:
     held = places.record(role)
     if held is not None and held.complete:
         yield _service(places, role)
-    elif port:
-        yield port_check(port)
+    else:
+        yield from (port_check(port) for port in needs.ports)
+        if needs.task_ports is not None:
+            yield from task_port_checks(*needs.task_ports)
     yield clock_sync_finding(clock_state())
     yield from disk_checks(places.state)
     yield file_limit_check()
@@ -42,8 +57,8 @@ def _findings(places: Places, role: Role, port: int, other: str) -> Iterator[Doc
         yield from certificate_checks(places, role)
     if held is not None and held.replicas and held.complete:
         yield server_count_finding(held.name, joined_servers(places, role, held), held.replicas)
-    if other:
-        yield from remote_checks(other, places, role)
+    if needs.other:
+        yield from remote_checks(needs.other, places, role)
 
 
 def _service(places: Places, role: Role) -> DoctorFinding:
@@ -57,9 +72,12 @@ def installed_report(places: Places) -> dict[str, list[DoctorFinding]]:
     """The checks of every role that this machine holds."""
     found: dict[str, list[DoctorFinding]] = {}
     for role in places.roles():
-        found[role] = machine_report(places, role, other=_other_cell(places, role))
+        other = _other_cell(places, role)
+        found[role] = machine_report(places, role, Needs(other=other))
         if role == "global":
             found[role] += _region_findings(places)
+        if role == "region":
+            found[role] += other_region_findings(places, other)
     return found
 
 
@@ -76,8 +94,6 @@ def _other_cell(places: Places, role: Role) -> str:
 
 def _region_findings(places: Places) -> list[DoctorFinding]:
     """Whether the global cell's machine reaches every region."""
-    from holdfast.client import cell_access
-
     try:
         regions = cell_access.region_objects(places.kubeconfig)
     except CommandError as stop:
@@ -91,6 +107,24 @@ def _region_findings(places: Places) -> list[DoctorFinding]:
             continue
         found += remote_checks(endpoint, places, "global")
     return found
+
+
+def other_region_findings(places: Places, url: str) -> list[DoctorFinding]:
+    """Whether a region's machine reaches the other regions, which it probes for the global cell at `url`. Another
+    region's loss is no fault of this machine, so nothing of it is a failure."""
+    held, pki = places.record("region"), places.pki("region")
+    api = CellApi(url, name="global", ca=pki / "ca.crt", cert=pki / "link.pem", key=pki / "link.pem")
+    try:
+        regions = api.list("regions")
+    except (CommandError, OSError):
+        return []  # the checks of the way to the global cell have said why
+    finally:
+        api.close()
+    found: list[DoctorFinding] = []
+    for item in regions:
+        if held is None or item["metadata"]["name"] != held.name:
+            found += remote_checks(cell_access.region_url(item["spec"]), places, "region")
+    return [msgspec.structs.replace(each, status="warn") if each.status == "fail" else each for each in found]
 
 
 def failures(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:

@@ -26,6 +26,7 @@ FSYNC_SAMPLES = 10
 # Open files of a process: connections of nodes, watches and users.
 OPEN_FILES_MIN = 4096
 _OPENAT2 = 437
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # What adjtimex returns while nothing keeps the clock right, and the size of its argument, which this reads only.
 _TIME_ERROR = 5
 _TIMEX_BYTES = 256
@@ -49,6 +50,49 @@ def port_check(port: int) -> DoctorFinding:
                     name, "fail", "may not be bound by this user", "choose a port above 1023, or use root"
                 )
     return DoctorFinding(name, "ok", "free")
+
+
+def task_port_checks(low: int, high: int, local: Path = LOCAL_PORTS) -> Iterator[DoctorFinding]:
+    """Whether other processes hold ports that tasks of the node get, or outgoing connections may take them."""
+    name = f"task ports {low}-{high}"
+    held = [port for port in range(low, high + 1) if not _is_free(port)]
+    if held:
+        some = ", ".join(map(str, held[:3])) + (", …" if len(held) > 3 else "")
+        step = "tasks get other ports; stop that process, or choose another range: --ports FROM-TO"
+        yield DoctorFinding(name, "warn", f"{len(held)} in use by other processes ({some})", step)
+    else:
+        yield DoctorFinding(name, "ok", "free")
+    first, last = _local_ports(local)
+    if first <= high and low <= last and not _is_reserved(low, high, local.with_name("ip_local_reserved_ports")):
+        step = f"choose another range: --ports FROM-TO; or: sysctl net.ipv4.ip_local_reserved_ports={low}-{high}"
+        yield DoctorFinding(name, "warn", f"the kernel gives {first}-{last} to outgoing connections", step)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignore connections in TIME_WAIT
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno != errno.EADDRINUSE
+    return True
+
+
+def _local_ports(path: Path) -> tuple[int, int]:
+    """The ports that the kernel gives to outgoing connections; none if it does not say."""
+    try:
+        first, last = path.read_text().split()
+        return int(first), int(last)
+    except (OSError, ValueError):
+        return 1, 0
+
+
+def _is_reserved(low: int, high: int, path: Path) -> bool:
+    try:
+        parts = [part.partition("-") for part in path.read_text().strip().split(",") if part]
+    except OSError:
+        return False
+    return any(int(first) <= low and high <= int(last or first) for first, _, last in parts)
 
 
 def clock_state() -> int:

@@ -22,6 +22,8 @@ ROLES: tuple[Role, ...] = ("global", "region", "agent")
 """What a user installs. An etcd belongs to its cell."""
 # Port of a cell if `--advertise` names none.
 GLOBAL_PORT, REGION_PORT = 7400, 7401
+# Ports of tasks on a node, unless it is given others.
+TASK_PORTS = (20000, 20999)
 
 
 class InstallRecord(msgspec.Struct, frozen=True, rename="camel"):

@@ -31,18 +31,22 @@ def doctor(*, token: str, role: str | None, state: str | None, output: str) -> i
     import msgspec
 
     from holdfast.install.cell_checks import remote_checks
-    from holdfast.install.doctor import failures, installed_report, machine_report
+    from holdfast.install.doctor import Needs, failures, installed_report, machine_report
     from holdfast.install.join_string import parse_join_string
-    from holdfast.install.places import GLOBAL_PORT, REGION_PORT, Places, Role
+    from holdfast.install.places import GLOBAL_PORT, REGION_PORT, TASK_PORTS, Places, Role
 
     places = Places(state)
-    ports: dict[Role, int] = {"global": GLOBAL_PORT, "region": REGION_PORT, "agent": 0}
+    needs: dict[Role, Needs] = {
+        "global": Needs(ports=(GLOBAL_PORT,)),
+        "region": Needs(ports=(REGION_PORT,)),
+        "agent": Needs(task_ports=TASK_PORTS),
+    }
     found = installed_report(places)
-    chosen: Role | None = next((each for each in ports if each == role), None)
+    chosen: Role | None = next((each for each in needs if each == role), None)
     if chosen is None and not found and not token:
         chosen = "agent"
     if chosen is not None and chosen not in found:
-        found[chosen] = machine_report(places, chosen, port=ports[chosen])
+        found[chosen] = machine_report(places, chosen, needs[chosen])
     if token:
         joins = "region" if _is_region_token(token) else "node"
         joining = parse_join_string(token, joins)

@@ -17,6 +17,7 @@ from holdfast.platform.output import print_json, print_note
 
 if TYPE_CHECKING:
     from holdfast.install.cells import CellPlan
+    from holdfast.install.doctor import Needs
     from holdfast.install.places import Places
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -146,6 +147,7 @@ def global_(*, token: str, **options: Any) -> None:
       holdfast init global --advertise control.example.com:7400 --etcd https://e1:2379,https://e2:2379 --etcd-ca ca.crt
     """
     from holdfast.install.cells import init_global
+    from holdfast.install.doctor import Needs
     from holdfast.install.further_servers import join_cell
     from holdfast.install.join_string import parse_join_string
     from holdfast.install.places import GLOBAL_PORT, Places
@@ -158,7 +160,7 @@ def global_(*, token: str, **options: Any) -> None:
         _check_cell(joining.name, "global")
         _check_joins_without_replicas(plan)
     if not options["skip_checks"]:
-        preflight(places, "global", port=plan.port, other=joining.url if joining is not None else "")
+        preflight(places, "global", Needs(ports=plan.ports, other=joining.url if joining is not None else ""))
     if joining is not None:
         join_cell(places, plan, joining, print_note)
     else:
@@ -212,6 +214,7 @@ def region(*, token: str, **options: Any) -> None:
       holdfast init region --join hf1.… --advertise 10.0.1.1
     """
     from holdfast.install.cells import join_region
+    from holdfast.install.doctor import Needs
     from holdfast.install.further_servers import join_cell
     from holdfast.install.join_string import parse_join_string
     from holdfast.install.places import REGION_PORT, Places
@@ -224,7 +227,7 @@ def region(*, token: str, **options: Any) -> None:
     if joining.joins == "server":
         _check_joins_without_replicas(plan)
     if not options["skip_checks"]:
-        preflight(places, "region", port=plan.port, other=joining.url)
+        preflight(places, "region", Needs(ports=plan.ports, other=joining.url))
     (join_cell if joining.joins == "server" else join_region)(places, plan, joining, print_note)
     if options["output"] == "json":
         print_json({"cell": plan.name, "url": plan.url, "global": joining.url, "started": plan.start})
@@ -258,13 +261,13 @@ def read_token(text: str) -> str:
     return sys.stdin.readline().strip()
 
 
-def preflight(places: Any, role: Any, *, port: int = 0, other: str = "") -> None:
+def preflight(places: Any, role: Any, needs: Needs) -> None:
     """Raises if a check of `holdfast doctor` fails for this role. A role that is already installed is not checked."""
     from holdfast.install.doctor import failures, machine_report
 
     if places.record(role) is not None:
         return
-    wrong = failures(machine_report(places, role, port=port, other=other))
+    wrong = failures(machine_report(places, role, needs))
     if wrong:
         for check in wrong[1:]:
             print_note(f"error: {check.name}: {check.message}")

@@ -84,6 +84,7 @@ def node_join(*, token: str, state: str | None, no_start: bool, skip_checks: boo
     Example:
       holdfast node join hf1.… --zone us-east-a
     """
+    from holdfast.install.doctor import Needs
     from holdfast.install.join_string import parse_join_string
     from holdfast.install.nodes import join_node, plan_node
     from holdfast.install.places import Places
@@ -104,7 +105,7 @@ def node_join(*, token: str, state: str | None, no_start: bool, skip_checks: boo
         start=not no_start,
     )
     if not skip_checks:
-        preflight(places, "agent", other=joining.url)
+        preflight(places, "agent", Needs(task_ports=plan.port_range, other=joining.url))
     join_node(places, plan, joining, print_note)
     if output == "json":
         print_json({"node": plan.name, "region": joining.name, "zone": plan.zone, "started": plan.start})
