@@ -91,14 +91,16 @@ def test_private_keys_stay_on_their_machine(installed: Fleet) -> None:
 
 
 def test_used_token_is_refused_on_another_machine(installed: Fleet) -> None:
-    """The token of the page was used once by the region; with other keys it is refused."""
+    """The token of the page was used once by the region; with other keys it is refused, and nothing is left of it."""
     control = installed.machines["control"]
     answer = control.run(
         "holdfast init region --join - --advertise 127.0.0.1:28490 --state stolen --skip-checks < us-east.token 2>&1"
         " || echo exit $?"
     )
     assert "no uses left" in answer
+    assert "next: on an operator's machine: holdfast region token us-east" in answer
     assert "exit 7" in answer
+    assert control.run("find stolen -type f") == "", "the machine could not join as another region"
 
 
 def test_settings_written_are_valid_and_strict(installed: Fleet) -> None:

@@ -31,8 +31,10 @@ def test_damaged_join_string_is_refused_without_a_trace(text: str) -> None:
 
 
 def test_join_string_of_another_use_is_refused() -> None:
-    with pytest.raises(CommandError, match="it is for a node"):
-        parse_join_string(MADE.encode(), "region")
+    with pytest.raises(CommandError, match="it is for a node") as refusal:
+        parse_join_string(MADE.encode(), "region", "server")
+    step = "use a token of `holdfast region token us-east` or `holdfast server token us-east`"
+    assert refusal.value.next_step == step
 
 
 class CaServer(http.server.BaseHTTPRequestHandler):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.client.cell_access import SERVERS_EXTENSION
-from holdfast.client.sync_api import CellApi
+from holdfast.client.sync_api import ApiRefusal, CellApi
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.identity.cell_certificates import LOCAL_HOSTS, CellCertificateAuthority, certificate_facts, issue_pem
 from holdfast.identity.cell_record import IdentityFile, initialize
@@ -25,7 +26,7 @@ from holdfast.identity.node_certificates import make_csr, new_key, parse_csr
 from holdfast.identity.secret_keys import KEYS_FILE, create_keys
 from holdfast.install.default_objects import create_default_objects
 from holdfast.install.etcd_member import ETCD_CLIENT_PORT_OFFSET, ETCD_PEER_PORT_OFFSET, EtcdInstallation
-from holdfast.install.join_string import JoinString, fetch_verified_ca
+from holdfast.install.join_string import JoinString, fetch_verified_ca, token_command
 from holdfast.install.places import InstallRecord, Places, Role, toml_text
 from holdfast.install.services import Service, install_service
 from holdfast.model.join import CellRequests, RegionJoinRequest, RegionJoinResponse, TrustBundle
@@ -38,6 +39,8 @@ CELL_START_TIMEOUT_S = 90.0
 # Lifetime of the operator's certificate in the kubeconfig. `holdfast init global` renews it in its last third.
 OPERATOR_CERTIFICATE_LIFETIME_S = 365 * 86400.0
 POLL_EVERY_S = 0.3
+# Answers after which the same request is refused again.
+_FINAL_REFUSALS = frozenset({400, 401, 403, 404, 409, 422})
 CONFIG_NOTE = "Written by `holdfast init`. docs/reference/configuration.md explains each key. Restart after a change."
 
 Say = Callable[[str], None]
@@ -138,10 +141,11 @@ def server_urls(api: CellApi) -> tuple[str, ...]:
 def join_region(places: Places, plan: CellPlan, joining: JoinString, say: Say) -> None:
     role: Role = "region"
     wanted = InstallRecord(role=role, name=plan.name, advertise=plan.url, ca=joining.ca, replicas=plan.replicas)
+    is_new = places.record(role) is None
     held = places.begin(role, wanted)
     pki = places.pki(role)
     if not (pki / "link.pem").exists():
-        obtain_certificates(pki, plan, joining)
+        exchange_token(places, role, plan, joining, is_new=is_new)
         say(f"certificates: received from {joining.url}; their keys were made here")
     make_ca(pki / "nodes", now_s=time.time(), common_name=f"holdfast nodes of {plan.name}")
     name = certificate_facts((pki / "link.pem").read_bytes()).server or plan.name
@@ -169,7 +173,21 @@ def region_settings(places: Places, plan: CellPlan, joining: JoinString) -> dict
     }
 
 
-def obtain_certificates(pki: Path, plan: CellPlan, joining: JoinString) -> RegionJoinResponse:
+def exchange_token(
+    places: Places, role: Role, plan: CellPlan, joining: JoinString, *, is_new: bool
+) -> RegionJoinResponse:
+    """The certificates for the token. If the global cell refuses it, a machine that is new to the role holds nothing of
+    it afterwards, and may join as something else."""
+    try:
+        return _obtain_certificates(places.pki(role), plan, joining)
+    except ApiRefusal as refusal:
+        if is_new and refusal.status in _FINAL_REFUSALS:
+            shutil.rmtree(places.folder(role))
+        step = f"on an operator's machine: {token_command(joining.joins, joining.name)}"
+        raise CommandError(refusal.message, next_step=refusal.next_step or step, code=refusal.code) from None
+
+
+def _obtain_certificates(pki: Path, plan: CellPlan, joining: JoinString) -> RegionJoinResponse:
     """Exchanges the token. The keys are stored before the request, so that a repeated request is the same join."""
     write_public(pki / "ca.crt", fetch_verified_ca(joining.url, joining.ca))
     names = ("server", "peer") if plan.name == "global" else ("server", "peer", "link")

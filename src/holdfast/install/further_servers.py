@@ -23,7 +23,7 @@ from holdfast.identity.shared_material import SharedMaterial, take_ca, unseal
 from holdfast.install.cells import (
     CellPlan,
     Say,
-    obtain_certificates,
+    exchange_token,
     operator_api,
     region_settings,
     server_settings,
@@ -44,9 +44,10 @@ def join_cell(places: Places, plan: CellPlan, joining: JoinString, say: Say) -> 
     """Installs this machine as a further server of the cell that the token names."""
     role: Role = "global" if plan.name == "global" else "region"
     wanted = InstallRecord(role=role, name=plan.name, advertise=plan.url, ca=joining.ca, replicas=joining.replicas)
+    is_new = places.record(role) is None
     held = places.begin(role, wanted)
     pki = places.pki(role)
-    others = _obtain(pki, plan, joining)
+    others = _obtain(places, role, plan, joining, is_new=is_new)
     say(f"certificates: received from the global cell; their keys were made here ({_name(pki)})")
     if not places.config(role).exists():
         material = _fetch_material(pki, plan.name, others or joining.url)
@@ -68,12 +69,13 @@ def join_cell(places: Places, plan: CellPlan, joining: JoinString, say: Say) -> 
         say(f"operator credentials: {places.kubeconfig}")
 
 
-def _obtain(pki: Path, plan: CellPlan, joining: JoinString) -> str:
+def _obtain(places: Places, role: Role, plan: CellPlan, joining: JoinString, *, is_new: bool) -> str:
     """Certificates, unless an earlier run got them. Returns the URLs of the cell's other servers."""
+    pki = places.pki(role)
     known = pki / "others"
     last = pki / ("peer.pem" if plan.name == "global" else "link.pem")
     if not last.exists() or not known.exists():
-        made = obtain_certificates(pki, plan, joining)
+        made = exchange_token(places, role, plan, joining, is_new=is_new)
         write_public(known, ",".join(made.servers).encode())
     return known.read_text(encoding="ascii")
 

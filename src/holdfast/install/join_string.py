@@ -62,17 +62,22 @@ def parse_join_string(text: str, *joins: str) -> JoinString:
     except (ValueError, binascii.Error, msgspec.MsgspecError) as wrong:
         raise CommandError(f"join token: not readable ({wrong})", next_step=step, code=ExitCode.USAGE) from None
     if found.joins not in joins:
-        made_by = {
-            "region": "holdfast region add NAME",
-            "node": f"holdfast node token --region {found.name}",
-            "server": f"holdfast server token {found.name}",
-        }
+        made_by = " or ".join(f"`{token_command(each, found.name)}`" for each in joins)
         raise CommandError(
             f"join token: it is for a {found.joins} (expected one for a {' or '.join(joins)})",
-            next_step=f"use a token of `{made_by.get(joins[-1], step)}`",
+            next_step=f"use a token of {made_by}",
             code=ExitCode.USAGE,
         )
     return found
+
+
+def token_command(joins: str, name: str) -> str:
+    """The command that makes a token for another machine."""
+    if joins == "node":
+        return f"holdfast node token --region {name}"
+    if joins == "server":
+        return f"holdfast server token {name}"
+    return f"holdfast region token {'NAME' if name == 'global' else name}"
 
 
 def fetch_verified_ca(urls: str, fingerprint: str) -> bytes:
