@@ -153,7 +153,10 @@ def workload_quota(case: AdmissionCase) -> Iterator[Finding]:
         limit = amount_text(resource, hard.get(resource, 0))
         if changed:
             requested = after.spec.template.resources[resource]
-            yield invalid(path, requested, f"one replica exceeds the quota of tenant {tenant} (limit {limit})")
+            said = f"one replica exceeds the quota of tenant {tenant} (limit {limit}); next: ask for less, or raise it"
+            yield invalid(
+                path, requested, f"{said}: kubectl --context global edit quota {quota.metadata.name} -n {tenant}"
+            )
     wanted = wanted_replicas(after)
     if not over and shortfall(scaled(one, wanted), hard):
         fits = min(hard.get(r, 0) // amount for r, amount in one.items())
