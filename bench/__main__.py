@@ -13,11 +13,14 @@ import asyncio
 import importlib
 import inspect
 import json
+import logging
 import sys
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from bench.calibration import Calibration, calibrate
 from holdfast.model.times import seconds_text
@@ -192,6 +195,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     chosen = _parser().parse_args(arguments)
+    # As a cell logs by default; otherwise lines for debugging would be part of the measured work.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     unknown = [name for name in chosen.names if name not in NAMES]
     if unknown:
         print(f"error: benchmark {', '.join(unknown)}: not found (expected {', '.join(NAMES)})", file=sys.stderr)

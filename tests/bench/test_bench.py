@@ -141,7 +141,7 @@ async def test_api_benchmark_runs_at_small_size() -> None:
 
 async def test_gate_benchmark_runs_at_small_size() -> None:
     figures = await gate.run(rounds=2, commits=5)
-    assert set(figures) == {"create_us", "status_us", "assignment_us"}
+    assert set(figures) == {"create_us", "status_us", "assignment_us", "post_us"}
     assert all(value > 0 for value in figures.values())
 
 

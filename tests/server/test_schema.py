@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.model.field_notes import FIELD_NOTES
 from holdfast.model.kinds import ALL, BY_NAME
 from holdfast.model.regional_field_notes import REGIONAL_NOTES
-from holdfast.model.schema import Findings, Schema, schema_of, walk
+from holdfast.model.schema import Findings, RepeatedKeys, Schema, is_clean, schema_of, walk
 from holdfast.model.shared_field_notes import SHARED_NOTES
 from holdfast.model.written_field_notes import WRITTEN_NOTES
 from holdfast.server.resources import CORE_NODE, NAMESPACE, POD
@@ -107,3 +107,24 @@ def test_data_that_passes_schema_converts_to_type(item: Any) -> None:
     if not found.causes:
         plain = {key: value for key, value in kept.items() if key not in ("apiVersion", "kind")}
         msgspec.convert(plain, kind.type)
+
+
+@settings(max_examples=400, deadline=None)
+@given(damaged())
+def test_clean_data_passes_schema_unchanged(item: Any) -> None:
+    schema, found = schema_of(BY_NAME["Workload"]), Findings()
+    kept = walk(schema, item, found)
+    if is_clean(schema, item):
+        assert not found.causes and not found.unknown and not found.repeated
+        assert msgspec.json.encode(kept) == msgspec.json.encode(item)
+
+
+def test_ordinary_body_is_clean() -> None:
+    assert is_clean(schema_of(BY_NAME["Workload"]), workload())
+
+
+def test_body_with_unknown_null_or_repeated_field_is_not_clean() -> None:
+    schema = schema_of(BY_NAME["Workload"])
+    spec = workload()["spec"]
+    for wrong in ({**spec, "x": 1}, {**spec, "replicas": None}, {**spec, "replicas": True}, RepeatedKeys(spec)):
+        assert not is_clean(schema, {**workload(), "spec": wrong}), wrong

@@ -40,6 +40,8 @@ class GrantedAccess:
     def __init__(self, objects: Objects, clock: Clock) -> None:
         self._objects = objects
         self._clock = clock
+        self._head = -1
+        """The revision that was last looked at: without a change of any object, no role has changed."""
         self._version: tuple[int, ...] = ()
         self._people: dict[tuple[str, tuple[str, ...]], Principal] = {}
         self._rows: dict[tuple[str, tuple[str, ...]], tuple[GrantedRows, float]] = {}
@@ -98,8 +100,13 @@ class GrantedAccess:
                 yield ref, tenant
 
     def _refresh(self) -> None:
+        head = self._objects.head(_ROLE)
+        is_full = len(self._people) + len(self._rows) > GRANTED_ACCESS_CACHED_MAX
+        if head == self._head and not is_full:
+            return
+        self._head = head
         version = tuple(self._objects.changed_at(kind) for kind in _WATCHED)
-        if version != self._version or len(self._people) + len(self._rows) > GRANTED_ACCESS_CACHED_MAX:
+        if version != self._version or is_full:
             self._version, self._people, self._rows = version, {}, {}
 
 

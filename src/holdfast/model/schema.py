@@ -242,6 +242,52 @@ def _description(cls: type[Any]) -> str:
 # Walking decoded data
 
 
+def is_clean(schema: Schema, value: Any) -> bool:
+    """Whether `walk` would find nothing and keep all of `value`. If not, `walk` says why.
+
+    Most bodies are clean, and this takes a fraction of a walk: it builds neither paths nor a copy. It may return False
+    for a rare clean value, such as a float that is an integer.
+    """
+    if schema.json_types:
+        numeric = "number" in schema.json_types or "integer" in schema.json_types
+        return (type(value) is str and "string" in schema.json_types) or (numeric and _is_clean_integer(value))
+    match schema.type:
+        case "string":
+            return type(value) is str and (not schema.enum or value in schema.enum)
+        case "object":
+            return _is_clean_object(schema, value)
+        case "boolean":
+            return type(value) is bool
+        case "integer":
+            return _is_clean_integer(value)
+        case "number":
+            return _is_clean_integer(value) or (
+                type(value) is float and math.isfinite(value) and abs(value) <= INT64_MAX
+            )
+        case "array":
+            item = schema.items or ANY_VALUE
+            return type(value) is list and not schema.positions and all(is_clean(item, inner) for inner in value)
+    return value is not None and type(value) is not RepeatedKeys
+
+
+def _is_clean_integer(value: Any) -> bool:
+    return type(value) is int and abs(value) <= INT64_MAX
+
+
+def _is_clean_object(schema: Schema, value: Any) -> bool:
+    if type(value) is not dict:
+        return False
+    values, fields = schema.values, schema.fields
+    for key, inner in value.items():
+        field = values if values is not None else fields.get(key)
+        if field is None:
+            return False
+        is_text = type(inner) is str and field.type == "string" and not field.enum  # most values: no call
+        if not is_text and not is_clean(field, inner):
+            return False
+    return all(name in value for name in schema.required)
+
+
 def walk(schema: Schema, value: Any, found: Findings, path: str = "") -> Any:
     """`value` without unknown fields and nulls. Errors are added to `found`."""
     if found.full:

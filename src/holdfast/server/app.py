@@ -56,7 +56,7 @@ from holdfast.server.request import (
 from holdfast.server.request_bodies import value_cost
 from holdfast.server.resources import NAMESPACES, SESSIONS, opening_resources
 from holdfast.server.response_sending import answer_lifespan, send_response
-from holdfast.server.router import Route, Router, RouteTarget, resource_target, with_opened_view
+from holdfast.server.router import Route, Router, RouteTarget, route_target, with_opened_view
 from holdfast.server.routes import ROUTES
 from holdfast.server.selectors import parse
 from holdfast.store.objects import Objects
@@ -214,23 +214,23 @@ class Application:
         Raises MalformedPath for a path that only an attempt to get around an authorization has. Open routes serve
         public files and check their names themselves.
         """
-        found = False
+        found = checked = False
+        parameters_before: dict[str, str] | None = None
+        target: RouteTarget | None = None
         if request.console_only and request.path.strip("/").partition("/")[0] not in ("", "console", "docs"):
             raise status.HttpRefusal(400, "BadRequest", "the API of this port is served over https")
         request.use_resource_path()
         for route, parameters in self._router.find(request.path):
             if request.through_console and route.label != "resource":
                 continue
-            target: RouteTarget | None = RouteTarget(parameters=parameters)
-            if route.label == "resource":
-                named = route.pattern.rpartition("/")[2]
-                part = {"subresource": named} if named in ("scale", "eviction", "log", *SESSIONS) else {}
-                target = resource_target({**parameters, **part})
+            if parameters is not parameters_before:  # else the routes have one pattern, and so one target
+                parameters_before, target = parameters, route_target(route, parameters)
             if target is None:
                 continue
             found = True
-            if route.access != "open":
+            if route.access != "open" and not checked:
                 check_path(request.path, request.raw_path)
+                checked = True
             if request.method in route.methods:
                 target.route = route
                 target.verb = _verb(request, route, target)

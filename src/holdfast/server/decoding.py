@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.model.errors import BadRequest, Cause, Invalid
 from holdfast.model.meta import Object
-from holdfast.model.schema import Findings, RepeatedKeys, object_schema, walk
+from holdfast.model.schema import Findings, RepeatedKeys, is_clean, object_schema, walk
 from holdfast.model.secret import KEY_CHARS_MAX
 from holdfast.model.validation import unsupported
 from holdfast.server import status
@@ -88,7 +88,8 @@ def validate_fields(request: Request, resource: Resource, data: dict[str, Any]) 
     strictness = field_validation(request)
     found = Findings()
     data = _with_plain_content(resource, data, found)
-    kept: dict[str, Any] = walk(object_schema(resource.kind.type), data, found)
+    schema = object_schema(resource.kind.type)
+    kept: dict[str, Any] = data if is_clean(schema, data) else walk(schema, data, found)
     problems = [f'unknown field "{path}"' for path in found.unknown]
     problems += [f'duplicate field "{path}"' for path in found.repeated]
     if problems and strictness == "Strict":

@@ -57,8 +57,8 @@ async def send_stream(response: StreamResponse, send: Send) -> None:
 def _warnings(request: Request) -> list[tuple[bytes, bytes]]:
     made = []
     for text in list(dict.fromkeys(request.warnings))[:MAX_WARNINGS]:
-        clean = "".join(c if c.isprintable() else " " for c in text)[:MAX_WARNING_CHARS]
-        quoted = clean.replace("\\", "\\\\").replace('"', '\\"')
+        clean = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+        quoted = clean[:MAX_WARNING_CHARS].replace("\\", "\\\\").replace('"', '\\"')
         made.append((b"warning", f'299 - "{quoted}"'.encode("ascii", "replace")))
     return made
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import msgspec
 
-from holdfast.server.resources import SERVED, Resource
+from holdfast.server.resources import SERVED, SESSIONS, Resource
 
 # Length of a request path. A longer one is not found.
 MAX_PATH = 2048
+
+_NAMED_PARTS = frozenset({"scale", "eviction", "log", *SESSIONS})
+"""Subresources with routes of their own."""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -43,11 +46,11 @@ class RouteTarget(msgspec.Struct):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """A parsed pattern: its fixed segments after the first, and the positions of its names."""
+    """A parsed pattern: its fixed segments after the first, the positions of its names, and its routes."""
 
     fixed: tuple[tuple[int, str], ...]
     named: tuple[tuple[int, str], ...]
-    route: Route
+    routes: list[Route]
 
 
 class Router:
@@ -59,14 +62,21 @@ class Router:
             segments = tuple(route.pattern.strip("/").split("/"))
             fixed = tuple((at, segment) for at, segment in enumerate(segments) if at and not segment.startswith("{"))
             named = tuple((at, segment[1:-1]) for at, segment in enumerate(segments) if segment.startswith("{"))
-            self._rows.setdefault((len(segments), segments[0]), []).append(_Row(fixed, named, route))
+            rows = self._rows.setdefault((len(segments), segments[0]), [])
+            before = rows[-1].routes[0] if rows else None
+            if before is None or (before.pattern, before.label) != (route.pattern, route.label):
+                rows.append(_Row(fixed, named, []))
+            rows[-1].routes.append(route)
 
     def find(self, path: str) -> list[tuple[Route, dict[str, str]]]:
-        """All routes whose pattern matches, with their parameters. The caller selects by method."""
+        """All routes whose pattern matches, with their parameters. The caller selects by method.
+
+        Neighbouring routes of one pattern share one dict of parameters.
+        """
         if len(path) > MAX_PATH:
             return []
         segments = path.strip("/").split("/")
-        found = []
+        found: list[tuple[Route, dict[str, str]]] = []
         for row in self._rows.get((len(segments), segments[0]), ()):
             for at, segment in row.fixed:
                 if segments[at] != segment:
@@ -74,7 +84,7 @@ class Router:
             else:
                 parameters = {name: segments[at] for at, name in row.named}
                 if all(parameters.values()):
-                    found.append((row.route, parameters))
+                    found += [(route, parameters) for route in row.routes]
         return found
 
     def differs_in_case(self, path: str) -> bool:
@@ -84,6 +94,14 @@ class Router:
             route.label != "resource" or resource_target(parameters) is not None
             for route, parameters in self.find(lower)
         )
+
+
+def route_target(route: Route, parameters: dict[str, str]) -> RouteTarget | None:
+    """What a request of this route addresses; None if there is no such resource."""
+    if route.label != "resource":
+        return RouteTarget(parameters=parameters)
+    named = route.pattern.rpartition("/")[2]
+    return resource_target({**parameters, "subresource": named} if named in _NAMED_PARTS else parameters)
 
 
 def resource_target(parameters: dict[str, str]) -> RouteTarget | None:
