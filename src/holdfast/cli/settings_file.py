@@ -84,7 +84,7 @@ def read_trace_settings(endpoint: str, ratio: float | None) -> TraceSettings:
 def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as wrong:
         why = getattr(wrong, "strerror", None) or wrong
         raise CommandError(
             f"{path}: cannot read it ({why})",

@@ -123,6 +123,8 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         data = yaml.safe_load(text)
     except yaml.YAMLError as wrong:
         raise CommandError(f"{path}: not readable ({' '.join(str(wrong).split())})", code=ExitCode.USAGE) from None
+    except RecursionError:
+        raise CommandError(f"{path}: not readable (nested too deeply)", code=ExitCode.USAGE) from None
     if not isinstance(data, dict) or data.get("kind") != "Config":
         raise CommandError(
             f"{path}: not a kubeconfig (expected kind Config)",

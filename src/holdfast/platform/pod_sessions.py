@@ -192,7 +192,7 @@ def forward_port(placed: ReplicaLocation, local: int, remote: int, announce: Cal
             server = await asyncio.start_server(connected, "127.0.0.1", local, limit=_READ_BYTES)
         except OSError as error:
             raise CommandError(
-                f"port {local}: cannot listen on it ({error})", next_step="choose another port"
+                f"port {local}: cannot listen on it ({os.strerror(error.errno or 0)})", next_step="choose another port"
             ) from None
         async with server:
             announce(server.sockets[0].getsockname()[1])

@@ -204,7 +204,8 @@ def verify_log(*, region: str, file: str | None, public_key: str | None, state: 
     try:
         key = load_pem_public_key(path.read_bytes())
     except (OSError, ValueError) as wrong:
-        raise CommandError(f"{path}: cannot be read ({wrong})", next_step="add --public-key FILE") from None
+        why = getattr(wrong, "strerror", None) or wrong
+        raise CommandError(f"{path}: cannot be read ({why})", next_step="add --public-key FILE") from None
     if not isinstance(key, Ed25519PublicKey):
         raise CommandError(f"{path}: not an Ed25519 public key", next_step="add --public-key FILE")
     if file:

@@ -72,5 +72,6 @@ def _interactive(state: str, name: str, command: tuple[str, ...], *, with_input:
 
     from holdfast.platform import pod_sessions
 
-    placed = pod_sessions.running_replica(state, name, f"holdfast exec -it REPLICA -- {shlex.join(command)}")
+    flags = "i" * with_input + "t" * tty
+    placed = pod_sessions.running_replica(state, name, f"holdfast exec -{flags} REPLICA -- {shlex.join(command)}")
     return pod_sessions.execute(placed, command, source=sys.stdin.buffer if with_input else None, tty=tty)

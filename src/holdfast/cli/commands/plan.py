@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from holdfast.cli import shell_completion
+from holdfast.cli.document_files import read_documents
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note, table
@@ -179,25 +180,11 @@ class PlannedManifest(NamedTuple):
 
 
 def read_manifest(path: str) -> PlannedManifest:
-    import sys
-
     import msgspec
-    import yaml
 
     from holdfast.insight.what_if import problems, tenant_objects_in, workloads_in
 
-    try:
-        if path == "-":
-            documents = list(yaml.safe_load_all(sys.stdin))
-        else:
-            with open(path, encoding="utf-8") as source:
-                documents = list(yaml.safe_load_all(source))
-    except FileNotFoundError:
-        raise CommandError(f"{path}: file not found", code=ExitCode.USAGE) from None
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise CommandError(f"{path}: not readable ({wrong})", code=ExitCode.USAGE) from None
-    except yaml.YAMLError as wrong:
-        raise CommandError(f"{path}: not valid YAML ({' '.join(str(wrong).split())})", code=ExitCode.USAGE) from None
+    documents = read_documents(path)
     try:
         found = workloads_in(documents)
     except msgspec.ValidationError as wrong:

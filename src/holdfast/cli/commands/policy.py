@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from holdfast.cli.document_files import read_document
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, table
@@ -298,6 +299,20 @@ def _of_other_policy(revision: dict[str, Any] | None, name: str) -> str:
     return f", {revision['metadata']['name']} of policy {revision['spec']['policy']}"
 
 
+def _rules_of(file: str) -> dict[str, Any]:
+    document = read_document(file)
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if kind != "SchedulerPolicy":
+        raise CommandError(
+            f"{file}: wrong kind (expected SchedulerPolicy, found {kind or 'none'})", code=ExitCode.USAGE
+        )
+    spec = document.get("spec") or {}
+    rules = spec.get("rules") or {} if isinstance(spec, dict) else None
+    if not isinstance(rules, dict):
+        raise CommandError(f"{file}: spec.rules must be an object", next_step="see docs/policies.md")
+    return rules
+
+
 @policy.command("shadow")
 @click.argument("name", default="default")
 @click.option("-f", "--file", "file", type=click.Path(exists=True, dir_okay=False), help="SchedulerPolicy to shadow.")
@@ -316,18 +331,9 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
       holdfast policy shadow default -f packing.yaml
       holdfast policy shadow default
     """
-    import yaml
-
     spec: dict[str, Any] = {"stage": "Shadow", "canaryRegions": []}
     if file is not None:
-        with open(file, encoding="utf-8") as source:
-            document = yaml.safe_load(source) or {}
-        if document.get("kind") != "SchedulerPolicy":
-            raise CommandError(
-                f"{file}: wrong kind (expected SchedulerPolicy, found {document.get('kind') or 'none'})",
-                code=ExitCode.USAGE,
-            )
-        spec["rules"] = document.get("spec", {}).get("rules", {})
+        spec["rules"] = _rules_of(file)
     with PolicyApi(state) as policies:
         stage = policies.policy(name)["spec"].get("stage", "Active")
         if file is None and stage == "Active":

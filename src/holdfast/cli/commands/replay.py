@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.document_files import read_document
 from holdfast.cli.options import output_option, parse_tenant_name, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json
@@ -66,16 +67,11 @@ def exit_code(outcome: ReplayResult | NotReplayable, *, other: bool) -> ExitCode
 def read_rules(path: str) -> PolicyRules:
     """Reads rules from a YAML or JSON file that holds a SchedulerPolicy or only its rules."""
     import msgspec
-    import yaml
 
     from holdfast.insight.policy_rules import expression_errors
     from holdfast.model.scheduler_policy import PolicyRules, SchedulerPolicy, validate_rules
 
-    try:
-        with open(path, encoding="utf-8") as file:
-            data: Any = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as wrong:
-        raise CommandError(f"{path}: not readable ({' '.join(str(wrong).split())})", code=ExitCode.USAGE) from None
+    data = read_document(path)
     try:
         if isinstance(data, dict) and data.get("kind") == "SchedulerPolicy":
             rules = msgspec.convert(data, SchedulerPolicy).spec.rules
