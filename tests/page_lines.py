@@ -46,8 +46,9 @@ PAGES = {
         setup="echo setting > app.conf",
         changes=((" -- sh", " -- sh -c 'echo ok' < /dev/null"), ("/tmp/dump", "/tmp/app.conf"), ("8080:http", ":http")),
         endless=(
-            "kubectl --context us-east -n payments port-forward",
-            "kubectl --context us-east -n payments attach",
+            "kubectl -n payments port-forward",
+            "kubectl -n payments attach",
+            "kubectl -n payments logs -f",
             "holdfast port-forward",
             "holdfast attach",
         ),
@@ -115,7 +116,7 @@ PAGES = {
             "kubectl cordon|drain": "tests/e2e/test_agent_kubectl.py",
             "holdfast endpoints TENANT/WORKLOAD --format haproxy --write": "runs on; tests/e2e/test_agent_serving.py",
             "holdfast rollout undo": "no earlier revision; docs/tutorials/rollout.md",
-            "kubectl --context REGION": "tests/e2e/test_reach.py",
+            "kubectl -n TENANT logs -f": "tests/e2e/test_reach.py",
         },
     ),
     "operations/backup.md": PageLines(

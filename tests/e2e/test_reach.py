@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.requirements import skip_or_fail
 
 pytestmark = [pytest.mark.e2e, pytest.mark.waits, pytest.mark.timeout(400)]
 
+CONTEXTS = ("us-east", "global")
+"""Of the region that runs the pods, and of the global cell, which relays to it."""
 SCRIPT = "echo hello; exec python3 -u -m http.server $PORT --bind 127.0.0.1"
 
 
@@ -60,16 +63,21 @@ def workload(name: str, script: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": V1, "kind": "Workload", "metadata": meta, "spec": {**spec, "template": template}}
 
 
-def command(platform: RunningPlatform, program: str, *arguments: str) -> list[str]:
-    where = ("--kubeconfig", str(platform.state / "kubeconfig"), "--context", "us-east", "-n", "acme")
+def command(platform: RunningPlatform, program: str, *arguments: str, context: str = "us-east") -> list[str]:
+    where = ("--kubeconfig", str(platform.state / "kubeconfig"), "--context", context, "-n", "acme")
     return [program, *where, "--cache-dir", str(platform.state / "kube-cache"), *arguments]
 
 
 def kubectl(
-    platform: RunningPlatform, *arguments: str, program: str = "", stdin: str = "", code: int | None = 0
+    platform: RunningPlatform,
+    *arguments: str,
+    program: str = "",
+    stdin: str = "",
+    code: int | None = 0,
+    context: str = "us-east",
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        command(platform, program or kubectls()[-1], *arguments),
+        command(platform, program or kubectls()[-1], *arguments, context=context),
         input=stdin,
         capture_output=True,
         text=True,
@@ -121,20 +129,22 @@ def get(port: int, path: str = "/") -> int:
     return int(wait_until(once, within_s=60, what=f"port {port} answers"))
 
 
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("program", kubectls(), ids=lambda path: Path(path).name)
-def test_exec_carries_input_and_exit_code(platform: RunningPlatform, program: str) -> None:
+def test_exec_carries_input_and_exit_code(platform: RunningPlatform, program: str, context: str) -> None:
     done = kubectl(
         platform, "exec", "-i", pod(platform), "--", "sh", "-c", "cat; echo bad >&2; exit 7",
-        program=program, stdin="typed", code=7,
+        program=program, stdin="typed", code=7, context=context,
     )  # fmt: skip
     assert done.stdout == "typed" and "bad" in done.stderr
-    assert "not-a-program" in kubectl(platform, "exec", pod(platform), "--", "not-a-program", code=127).stdout
+    missing = kubectl(platform, "exec", pod(platform), "--", "not-a-program", code=127, context=context)
+    assert "not-a-program" in missing.stdout
 
 
 @pytest.mark.parametrize("program", kubectls()[-1:], ids=["newest"])
 def test_exec_with_a_terminal_is_interactive(platform: RunningPlatform, program: str) -> None:
     for arguments in (
-        command(platform, program, "exec", "-it", pod(platform), "--", "sh"),
+        *(command(platform, program, "exec", "-it", pod(platform), "--", "sh", context=name) for name in CONTEXTS),
         holdfast_command("exec", "-it", replica(platform), "--state", str(platform.state), "--", "sh"),
     ):
         pid, terminal = pty.fork()
@@ -161,6 +171,9 @@ def test_files_are_copied_both_ways(platform: RunningPlatform, tmp_path: Path) -
     kubectl(platform, "cp", str(tmp_path / "file"), f"{name}:/tmp/there")
     kubectl(platform, "cp", f"{name}:/tmp/there", str(tmp_path / "back"))
     assert (tmp_path / "back").read_bytes() == data
+    kubectl(platform, "cp", str(tmp_path / "file"), f"{name}:/tmp/far", context="global")
+    kubectl(platform, "cp", f"{name}:/tmp/far", str(tmp_path / "far"), context="global")
+    assert (tmp_path / "far").read_bytes() == data
     own, state = replica(platform), str(platform.state)
     holdfast("cp", str(tmp_path / "file"), f"{own}:/tmp/mine", "--state", state)
     holdfast("cp", f"{own}:/tmp/mine", str(tmp_path / "own"), "--state", state)
@@ -168,12 +181,15 @@ def test_files_are_copied_both_ways(platform: RunningPlatform, tmp_path: Path) -
     assert "not copied" in holdfast("cp", f"{own}:/tmp/no", str(tmp_path / "x"), "--state", state, check=False).stderr
 
 
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("program", kubectls(), ids=lambda path: Path(path).name)
-def test_port_forward_serves_http_and_refuses_other_ports(platform: RunningPlatform, program: str) -> None:
-    local = free_port()
-    with background(command(platform, program, "port-forward", f"pod/{pod(platform)}", f"{local}:http")):
+def test_port_forward_serves_http_and_refuses_other_ports(
+    platform: RunningPlatform, program: str, context: str
+) -> None:
+    local, name = free_port(), f"pod/{pod(platform)}"
+    with background(command(platform, program, "port-forward", name, f"{local}:http", context=context)):
         assert [get(local), get(local, "/missing")] == [200, 404]
-    with background(command(platform, program, "port-forward", f"pod/{pod(platform)}", f"{local}:22")) as refused:
+    with background(command(platform, program, "port-forward", name, f"{local}:22", context=context)) as refused:
         wait_until(lambda: can_connect(local), within_s=30, what="kubectl listens")
         read_until(refused, b"not a TCP port of replica")
 
@@ -223,7 +239,9 @@ def test_logs_of_ended_work_are_read_from_elsewhere(platform: RunningPlatform) -
     wait_until(lambda: platform.workload("job").get("phase") != "" and ended(), within_s=90, what="the job has ended")
     wait_until(lambda: not any("job" in p["metadata"]["name"] for p in all_pods(platform)), "its pod is gone")
     assert kubectl(platform, "logs", "job-us-east-0.1").stdout.splitlines() == ["worked", "badly"]
-    assert kubectl(platform, "logs", "-f", "job-us-east-0.1").stdout.splitlines() == ["worked", "badly"]
+    for context in CONTEXTS:
+        followed = kubectl(platform, "logs", "-f", "job-us-east-0.1", context=context).stdout
+        assert followed.splitlines() == ["worked", "badly"]
     remote = str(platform.state / "kubeconfig")
     assert holdfast("logs", "acme/job", "--state", remote).stdout.splitlines() == ["worked", "badly"]
     late = kubectl(platform, "logs", "job-us-east-0.1", "--since-time", "2099-01-01T00:00:00Z").stdout
@@ -246,9 +264,52 @@ def test_previous_logs_are_those_of_earlier_runs(platform: RunningPlatform) -> N
     assert kubectl(platform, "logs", "-p", name).stdout.count("hello") == 1
 
 
-def test_top_shows_pods_and_nodes(platform: RunningPlatform) -> None:
-    wait_until(lambda: "web-us-east" in kubectl(platform, "top", "pods", code=None).stdout, "top shows the pods")
-    assert "us-east-1" in kubectl(platform, "top", "nodes").stdout
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_log_and_attach_follow_new_output(platform: RunningPlatform, context: str) -> None:
+    local, name = free_port(), pod(platform)
+    follow = (("logs", "-f", "--tail=1", name), ("attach", name))
+    with background(command(platform, kubectls()[-1], "port-forward", f"pod/{name}", f"{local}:http")):
+        for number, words in enumerate(follow):
+            with background(command(platform, kubectls()[-1], *words, context=context)) as process:
+                wanted = f"/seen-{number}-{context}"
+                asked = threading.Event()
+
+                def keep_asking(path: str = wanted, done: threading.Event = asked) -> None:
+                    while not done.wait(0.3):
+                        get(local, path)
+
+                thread = threading.Thread(target=keep_asking)
+                thread.start()
+                try:
+                    read_until(process, wanted.encode())
+                finally:
+                    asked.set()
+                    thread.join()
+
+
+def test_sessions_through_the_global_cell_need_the_right_and_are_audited_in_both_cells(
+    platform: RunningPlatform, tmp_path: Path
+) -> None:
+    state, name = ("--state", str(platform.state)), pod(platform)
+    kubectl(platform, "exec", name, "--", "echo", "asked-globally", context="global")
+    for where in ((), ("--region", "us-east")):
+        assert "asked-globally" in holdfast("audit", "search", "--last", "200", *where, *state).stdout, where
+    token = holdfast("token", "create", "vera", "--viewer", *state).stdout.strip()
+    config = tmp_path / "viewer.kubeconfig"
+    config.write_text(holdfast("kubeconfig", "--token", token, *state).stdout)
+    viewer = [kubectls()[-1], "--kubeconfig", str(config), "--context", "global", "-n", "acme"]
+    for words in (("exec", name, "--", "id"), ("attach", name), ("port-forward", f"pod/{name}", f"{free_port()}:http")):
+        refused = subprocess.run([*viewer, *words], capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode != 0 and "orbidden" in refused.stderr, (words, refused.stderr)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_top_shows_pods_and_nodes(platform: RunningPlatform, context: str) -> None:
+    def top(*words: str) -> str:
+        return kubectl(platform, "top", *words, code=None, context=context).stdout
+
+    wait_until(lambda: "web-us-east" in top("pods"), "top shows the pods")
+    assert "us-east-1" in top("nodes") and "us-east-1" in top("node", "us-east-1")
     raw = json.loads(kubectl(platform, "get", "--raw", "/apis/metrics.k8s.io/v1beta1/namespaces/acme/pods").stdout)
     assert raw["items"][0]["window"] == "500ms" and raw["items"][0]["containers"][0]["usage"]["memory"].endswith("Ki")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from kubernetes.client import ApiClient
+from tests.agent.agent_world import eventually
 from tests.expected import present
 
 from holdfast.console import region_calls
@@ -19,12 +21,13 @@ from holdfast.model.binding import Binding, BindingSpec, Intent
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.meta import ObjectMeta
 from holdfast.model.node import Node, NodeSpec
-from holdfast.model.principal import agent
+from holdfast.model.principal import NODES, agent
 from holdfast.model.template import Template
 from holdfast.model.writes import Create
 from holdfast.server import fleet_watch
 from holdfast.server.asserted_calls import AssertedCalls
 
+from . import conftest
 from .conftest import Api, World, running
 from .test_console_regions import HubClient
 
@@ -216,6 +219,71 @@ async def test_objects_of_regions_are_only_read_in_the_global_cell(
     request = region_calls.RegionRequest(method="GET", path="/apis/holdfast.dev/v1/nodeidentities")
     who = world.app.authenticator.from_certificate(api.scope("GET", "/", ())["holdfast.peer_certificate"])
     assert (await direct.call(who, request)).code == 403, "regions give nothing else to the global cell"
+
+
+async def test_bound_role_reads_the_pods_of_regions(world: World, regions: dict[str, ConnectedRegion]) -> None:
+    api, user, path = Api(world.app), Api(world.app, "nobody"), "/api/v1/namespaces/shop/pods"
+    assert (await user.get(path)).code == 403
+    base = "/apis/rbac.authorization.k8s.io/v1/namespaces/shop"
+    rules = [{"verbs": ["get", "list"], "resources": ["pods"], "apiGroups": [""]}]
+    role = {"metadata": {"name": "reader"}, "rules": rules}
+    bound = {
+        "metadata": {"name": "nobody"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"},
+        "subjects": [{"kind": "User", "name": "nobody", "apiGroup": "rbac.authorization.k8s.io"}],
+    }
+    assert (await api.post(f"{base}/roles", role)).code == 201
+    assert (await api.post(f"{base}/rolebindings", bound)).code == 201
+    refused = await user.get(path)
+    assert names(refused.json) == [] and "it answered 403" in refused.warnings[0], "the region has no copy of the role"
+    for region in regions.values():
+        for kind, name in (("Role", "reader"), ("RoleBinding", "nobody")):
+            made = present(world.objects.get(BY_NAME[kind], "shop", name))
+            await region.cell.commit(Create(made), role="link")
+    assert len(names((await user.get(path)).json)) == 4
+    assert (await user.get(path.replace("shop", "other"))).code == 403
+
+
+async def use_of(region: ConnectedRegion, node: str, pod: str) -> None:
+    """Plays the agent of the node for one call."""
+    row = {"namespace": "shop", "workload": "web", "replica": pod, "cpu": 20, "memory": 1 << 20}
+    caller = Api(region.cell.app, f"holdfast:node:{region.name}:{node}")
+    async with caller.watch(f"/node/v1/{node}/calls") as asked:
+        call = await asked.next()
+        await caller.call("POST", f"/node/v1/{node}/responses/{call['id']}?end=true", json.dumps(row).encode())
+
+
+async def test_use_of_all_regions_is_one_list_and_a_silent_region_is_named(
+    world: World, regions: dict[str, ConnectedRegion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {f"holdfast:node:{name}:{name}-0": (NODES,) for name in regions}
+    monkeypatch.setattr(conftest, "GROUPS", conftest.GROUPS | nodes)
+    monkeypatch.setattr("holdfast.server.pod_metrics.USAGE_FRESH_S", 1_000.0)  # the agents answer once
+    api, path = Api(world.app), "/apis/metrics.k8s.io/v1beta1"
+    agents = [asyncio.create_task(use_of(r, f"{name}-0", f"web-{name}-0")) for name, r in regions.items()]
+    await eventually(lambda: all(region.cell.app.agent_rpc.agents for region in regions.values()))
+    pods = await api.get(f"{path}/namespaces/shop/pods")
+    await asyncio.gather(*agents)
+    assert names(pods.json) == ["web-east-0.1", "web-west-0.1"] and pods.json["kind"] == "PodMetricsList"
+    assert pods.json["items"][0]["containers"][0]["usage"] == {"cpu": "20m", "memory": "1024Ki"}
+    one = await api.get(f"{path}/nodes/west-0")
+    assert (one.json["kind"], one.json["metadata"]["name"]) == ("NodeMetrics", "west-0")
+    assert (await api.get(f"{path}/nodes/absent")).code == 404
+    assert (await Api(world.app, "tim").get(f"{path}/nodes")).code == 403
+    await regions["west"].cut()
+    left = await api.get(f"{path}/nodes")
+    assert names(left.json) == ["east-0"] and "region west: not shown" in left.warnings[0]
+
+
+@pytest.mark.parametrize("session", ["exec?command=id&stdout=true", "attach?stdout=true", "portforward"])
+async def test_session_with_a_pod_that_no_region_has_is_refused_before_it_opens(
+    world: World, regions: dict[str, ConnectedRegion], session: str
+) -> None:
+    path = "/api/v1/namespaces/shop/pods/absent.1"
+    assert (await Api(world.app).get(f"{path}/{session}")).code == 404
+    assert (await Api(world.app, "tim").get(f"/api/v1/namespaces/other/pods/x/{session}")).code == 403
+    await regions["west"].cut()
+    assert (await Api(world.app).get(f"{path}/{session}")).code == 503, "the silent region may have it"
 
 
 async def test_long_list_is_read_in_pages_that_fit_the_uplink(

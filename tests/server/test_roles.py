@@ -70,6 +70,15 @@ async def test_bound_role_allows_its_verbs_at_once_and_nothing_after_removal(api
     assert (await ann.get(WORKLOADS)).code == 403
 
 
+async def test_who_may_list_pods_by_a_bound_role_may_list_their_use(api: Api) -> None:
+    use, ann = "/apis/metrics.k8s.io/v1beta1/namespaces/shop/pods", api.as_user("ann")
+    assert (await ann.get(use)).code == 403
+    assert (await api.post(ROLES, role("reader", rule("list", "pods", group="")))).code == 201
+    assert (await api.post(BINDINGS, binding("ann", "reader", "ann"))).code == 201
+    assert (await ann.get(use)).code == 200
+    assert (await ann.get(use.replace("shop", "other"))).code == 403
+
+
 async def test_open_watch_ends_after_its_role_is_removed(
     world: World, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

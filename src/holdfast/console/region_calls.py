@@ -1,8 +1,8 @@
 """Requests of a signed-in user to the API of a region, carried over the region's uplink.
 
 A region accepts only the requests of `PERMITTED`, whoever asks: a global cell in wrong hands can close and drain nodes,
-read logs, nodes and placements, and open sessions with tasks, whose commands it chooses anyway, and nothing else. The
-region authorizes, audits and answers each request as its own API does.
+read logs, nodes, placements and use, and open sessions with tasks, whose commands it chooses anyway, and nothing else.
+The region authorizes, audits and answers each request as its own API does.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ PERMITTED = frozenset(
     {
         ("patch", "nodes", ""),
         ("get", "pods", "log"),
-        ("create", "pods", "exec"),
+        *(("create", "pods", session) for session in ("exec", "attach", "portforward")),
         ("call", "nodes", "usage"),
+        ("get", "metrics", ""),
         *((verb, plural, "") for verb in ("get", "list", "watch") for plural in READ_IN_REGIONS),
     }
 )

@@ -7,7 +7,6 @@ taken from the global cell, and only the requests of `region_calls.PERMITTED` ar
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,9 @@ from holdfast.console.region_calls import (
     RegionResponse,
 )
 from holdfast.model.errors import Forbidden
-from holdfast.model.pod_session import Channel
+from holdfast.model.pod_session import SESSION_MESSAGE_BYTES_MAX, Channel, outcome_of_code
 from holdfast.model.principal import Principal
-from holdfast.server.request import Request, UpgradedStream
+from holdfast.server.request import Request, Send, UpgradedStream
 from holdfast.server.session_relay import ClientLink
 from holdfast.server.status import status_dict
 
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 _encoder = msgspec.json.Encoder()
 _USAGE = "/agent/v1/nodes/{node}"
+_METRICS = "/apis/metrics.k8s.io/"
 
 
 def check_permitted(request: Request) -> None:
@@ -41,6 +41,8 @@ def check_permitted(request: Request) -> None:
     target, route = request.target, request.target.route
     if target.resource is not None:
         wanted = (target.verb, target.resource.kind.plural, target.subresource)
+    elif route is not None and route.pattern.startswith(_METRICS):
+        wanted = ("get", "metrics", "")
     else:
         wanted = ("call", "nodes", "usage") if route is not None and route.pattern == _USAGE else ("", "", "")
     if wanted not in request.permitted:
@@ -92,13 +94,12 @@ class AssertedCalls:
 
     async def run_session(self, who: Principal, request: RegionRequest, link: SessionLink) -> None:
         scope = self._scope(who, request, [(b"user-agent", b"console"), (b"content-length", b"0")])
-        captured = _Captured(b"")
-        exchange = _UplinkExchange(captured)
+        response = _SessionResponse(link)
+        exchange = _UplinkExchange(response.send)
         scope["holdfast.exchange"], scope["holdfast.client_link"] = exchange, UplinkChannels(link)
-        with contextlib.suppress(_Enough):
-            await self._app(scope, captured.receive, captured.send)
+        await self._app(scope, response.receive, response.send)
         if not exchange.upgraded:
-            await link.send(Channel.ERROR, captured.response().body.encode())
+            await link.send(Channel.ERROR, response.outcome())
 
 
 class UplinkChannels(ClientLink):
@@ -138,19 +139,50 @@ class _UplinkExchange:
 
     body_complete = True
 
-    def __init__(self, captured: _Captured) -> None:
+    def __init__(self, send: Send) -> None:
         self.upgraded = False
-        self._captured = captured
+        self._send = send
 
     async def respond(
         self, code: int, headers: Iterable[tuple[bytes, bytes]], body: bytes, *, last: bool = False
     ) -> None:
-        await self._captured.send({"type": "http.response.start", "status": code, "headers": list(headers)})
-        await self._captured.send({"type": "http.response.body", "body": body})
+        await self._send({"type": "http.response.start", "status": code, "headers": list(headers)})
+        await self._send({"type": "http.response.body", "body": body})
 
     def upgrade(self, protocol: str, headers: Iterable[tuple[bytes, bytes]]) -> UpgradedStream:
         self.upgraded = True
         return _NoBytes()
+
+
+class _SessionResponse:
+    """The response of a session that did not leave HTTP: a log, line by line as it comes, or a refusal."""
+
+    def __init__(self, link: SessionLink) -> None:
+        self._link = link
+        self._code = 0
+        self._refusal = b""
+        self._is_read = False
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        while await self._link.receive() is not None:
+            pass
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        body: bytes = message.get("body", b"")
+        if message["type"] == "http.response.start":
+            self._code = message["status"]
+        elif self._code != 200:
+            self._refusal += body
+        else:
+            for start in range(0, len(body), SESSION_MESSAGE_BYTES_MAX):
+                await self._link.send(Channel.STDOUT, body[start : start + SESSION_MESSAGE_BYTES_MAX])
+
+    def outcome(self) -> bytes:
+        return self._refusal if self._code != 200 else outcome_of_code(0)
 
 
 def _changes_only_scheduling(patch: bytes) -> bool:

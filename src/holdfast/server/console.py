@@ -108,7 +108,7 @@ class ConsoleService:
         self.drills = DrillDesk(drills) if drills is not None else None
         self.oidc: OidcSignIn | None = None
         """Sign-in at the issuer of the cell, if it has one."""
-        self.shells: dict[str, WaitingSession] = {}
+        self.task_sessions: dict[str, WaitingSession] = {}
         """Sessions with tasks that a region was asked to open, and open ones, by id."""
         self._ports = ports
         self._pages: dict[tuple[Any, ...], tuple[float, asyncio.Task[ConsolePage]]] = {}

@@ -94,8 +94,8 @@ async def group(app: Application, request: Request) -> Response:
 
 
 def _group_names(cell: str) -> tuple[str, ...]:
-    """The groups that a cell serves. Only regions have agents, whose measurements are metrics.k8s.io."""
-    return (*GROUPS, *REVIEW_GROUPS, *(() if cell == "global" else (pod_metrics.GROUP,)))
+    """The groups that a cell serves."""
+    return (*GROUPS, *REVIEW_GROUPS, pod_metrics.GROUP)
 
 
 def _version_of(group: str) -> str:

@@ -1,4 +1,4 @@
-"""Nodes, pods and replicas of all regions in the API of the global cell: get and list. Reads only.
+"""Nodes, pods and replicas of all regions in the API of the global cell: get, list and logs.
 
 Regions are asked over their uplinks, under the caller's own name, and authorize the caller again. A region that does
 not answer is named in a Warning; its objects are shown as it answered last, marked with the time, or not at all.
@@ -25,13 +25,13 @@ from holdfast.model.kinds import BY_NAME
 from holdfast.model.labels import LABEL_REGION
 from holdfast.model.times import age_text, seconds_text
 from holdfast.server import status
-from holdfast.server.console import require_viewer, service_of
+from holdfast.server.console import service_of
 from holdfast.server.content_negotiation import ResponseForm, ResponseShape, accept_header, object_form
 from holdfast.server.fleet_forms import MarkedPage, column_definitions, marked_object, marked_page
 from holdfast.server.read import requested_limit, requested_revision, requested_selection, target_resource
 from holdfast.server.representations import INCLUDE_OBJECT_VALUES, ListMeta
 from holdfast.server.request import Request, Response
-from holdfast.server.resources import Resource
+from holdfast.server.resources import SESSIONS, Resource
 from holdfast.server.router import RouteTarget
 from holdfast.server.selectors import LabelTerm, parse_labels
 
@@ -66,8 +66,8 @@ def check_served_here(target: RouteTarget, cell: str) -> None:
 
 
 def _check_is_read(resource: Resource, verb: str, subresource: str) -> None:
-    """Refuses everything but reads."""
-    if (verb in READ_VERBS and not subresource) or (verb, resource.kind.plural, subresource) == ("get", "pods", "log"):
+    """Refuses every write. Sessions with pods are relayed to their region (`fleet_sessions`)."""
+    if (verb in READ_VERBS and not subresource) or subresource in ("log", *SESSIONS):
         return
     plural = f"{resource.kind.plural}/{subresource}" if subresource else resource.kind.plural
     raise status.HttpRefusal(
@@ -97,10 +97,16 @@ class FleetScope(msgspec.Struct, frozen=True):
     form: ResponseForm
 
 
+def asking_caller(app: Application, request: Request) -> Viewer:
+    """Under whose name regions are asked. The request is authorized, by a bound role too; the region does it again."""
+    who = request.principal
+    return Viewer(who.name, who.groups, who.tenants, app.authenticator.credential_cells(who))
+
+
 def requested_scope(app: Application, request: Request) -> FleetScope:
     """Everything that can be refused is refused here, before a region is asked."""
     requested_selection(request)
-    resource, viewer = target_resource(request), require_viewer(app, request)
+    resource, viewer = target_resource(request), asking_caller(app, request)
     include = request.query.get("includeObject", "")
     if include not in INCLUDE_OBJECT_VALUES:
         raise BadRequest(f'includeObject: unsupported value "{include[:40]}" (expected Metadata, Object or None)')
@@ -113,7 +119,7 @@ def requested_scope(app: Application, request: Request) -> FleetScope:
         selector = ",".join(_term_text(term) for term in terms if term.key != LABEL_REGION)
     for region in (name for name in regions if not viewer.reaches(name)):
         request.warnings.append(f"region {region}: not shown, because your token is not valid there")
-    path, fields = request.path, request.query.get("fieldSelector", "")
+    path, fields = _object_path(request), request.query.get("fieldSelector", "")
     if request.target.name and request.target.verb == "watch":
         path = path.rstrip("/").rpartition("/")[0]
         fields = f"metadata.name={request.target.name}" + (f",{fields}" if fields else "")
@@ -128,6 +134,12 @@ def requested_scope(app: Application, request: Request) -> FleetScope:
     )
 
 
+def _object_path(request: Request) -> str:
+    """The path of the object, without a subresource."""
+    part = request.target.subresource
+    return request.path.rstrip("/").removesuffix(f"/{part}") if part else request.path
+
+
 def _term_text(term: LabelTerm) -> str:
     match term.operator:
         case "exists":
@@ -138,8 +150,24 @@ def _term_text(term: LabelTerm) -> str:
 
 
 async def get(app: Application, request: Request) -> Response:
-    scope = requested_scope(app, request)
-    lists, now_s = service_of(app).lists, app.ports.clock.now()
+    scope, now_s = requested_scope(app, request), app.ports.clock.now()
+    reply = await _find(app, request, scope)
+    _warn(request, reply, now_s)
+    as_table = scope.form.shape is ResponseShape.TABLE
+    return Response(marked_object(reply, scope.kind, now_s, as_table=as_table))
+
+
+async def region_of(app: Application, request: Request) -> str:
+    """The region of the object that the path names. Raises as a get of the object does."""
+    reply = await _find(app, request, requested_scope(app, request))
+    if not reply.is_current:
+        raise Unavailable(f"region {reply.region}: {reply.problem}; next: try again")
+    return reply.region
+
+
+async def _find(app: Application, request: Request, scope: FleetScope) -> RegionReply:
+    """The answer of the one region that has the object."""
+    lists = service_of(app).lists
     replies = await asyncio.gather(*(lists.one(region, scope.viewer, scope.question) for region in scope.regions))
     found = [reply for reply in replies if reply.code == 200 and reply.is_current]
     found = found or [reply for reply in replies if reply.code == 200]
@@ -155,9 +183,7 @@ async def get(app: Application, request: Request) -> Response:
         if silent:
             raise Unavailable(f'{kind.resource} "{name}": not found, but {silent[0]}; next: try again')
         raise status.not_found(kind, name)
-    _warn(request, found[0], now_s)
-    as_table = scope.form.shape is ResponseShape.TABLE
-    return Response(marked_object(found[0], scope.kind, now_s, as_table=as_table))
+    return found[0]
 
 
 def _failed(reply: RegionReply) -> bool:
@@ -285,12 +311,8 @@ class FleetWalk:
 
 async def log(app: Application, request: Request) -> Response:
     """`kubectl logs` on the global cell: the newest lines of a pod, from the region that runs it."""
-    if request.flag("follow"):
-        raise BadRequest(
-            "follow: not supported over regions; next: follow the log in its region (kubectl --context REGION)"
-        )
-    viewer, path = require_viewer(app, request), request.path
-    wanted = RegionRequest(method="GET", path=path, query=_log_query(request))
+    viewer, path = asking_caller(app, request), request.path
+    wanted = RegionRequest(method="GET", path=path, query=log_query(request))
     hub = service_of(app).hub
     answers: list[str] = []
     for item in app.objects.list(_REGION)[0]:
@@ -311,7 +333,7 @@ async def log(app: Application, request: Request) -> Response:
     raise status.not_found(kind, request.target.name)
 
 
-def _log_query(request: Request) -> str:
-    passed = ("sinceSeconds", "limitBytes", "timestamps", "previous")
+def log_query(request: Request) -> str:
+    passed = ("sinceSeconds", "sinceTime", "limitBytes", "timestamps", "previous", "container")
     given = {name: request.query[name] for name in passed if name in request.query}
     return urlencode({"tailLines": request.query.get("tailLines", str(LOG_LINES_MAX)), **given})

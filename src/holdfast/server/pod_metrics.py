@@ -2,7 +2,7 @@
 
 CPU is the use within the agents' short window, memory that of the moment; `timestamp` and `window` say so. The use of a
 node is that of its tasks, not of other processes on it. A node whose agent does not answer is left out, as
-metrics-server does.
+metrics-server does. The global cell asks the regions (`fleet_metrics`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.gate.authorize import access_refusal
+from holdfast.gate.scope import GLOBAL_CELL
 from holdfast.model.agent_rpc import AgentCall, AgentCallArguments, AgentCallKind, UsageRow
 from holdfast.model.binding import Binding
 from holdfast.model.core_views import pod_of
@@ -21,7 +21,7 @@ from holdfast.model.errors import Fault, Forbidden
 from holdfast.model.kinds import BY_NAME
 from holdfast.model.task_programs import MAIN_PROGRAM
 from holdfast.model.times import micro_text
-from holdfast.server import agent_rpc_hub, status
+from holdfast.server import agent_rpc_hub, fleet_metrics, status
 from holdfast.server.request import Request, Response, json_response
 from holdfast.server.resources import CORE_NODE, POD
 from holdfast.server.selectors import parse
@@ -87,6 +87,8 @@ async def nodes(app: Application, request: Request) -> Response:
     """`/apis/metrics.k8s.io/v1beta1/nodes` and `…/nodes/{name}`"""
     name = request.target.parameters.get("name", "")
     _require(app, request, "nodes", "", name)
+    if app.cell == GLOBAL_CELL:
+        return _respond("NodeMetrics", await fleet_metrics.items(app, request), name)
     wanted = parse(CORE_NODE, request.query.get("labelSelector", ""), "")
     found, _ = app.objects.list(_NODE, "")
     kept = [node for node in found if (not name or node.metadata.name == name) and wanted.matches(node)]
@@ -108,6 +110,8 @@ async def pods(app: Application, request: Request) -> Response:
     parameters = request.target.parameters
     namespace, name = parameters.get("namespace", ""), parameters.get("name", "")
     _require(app, request, "pods", namespace, name)
+    if app.cell == GLOBAL_CELL:
+        return _respond("PodMetrics", await fleet_metrics.items(app, request), name)
     wanted = parse(POD, request.query.get("labelSelector", ""), "")
     found, _ = app.objects.list(_BINDING, namespace)
     kept = [
@@ -138,10 +142,8 @@ async def pods(app: Application, request: Request) -> Response:
 
 def _require(app: Application, request: Request, plural: str, namespace: str, name: str) -> None:
     """Whoever may read the pod or node may read its use."""
-    if app.cell == "global":
-        raise status.HttpRefusal(404, "NotFound", "metrics.k8s.io: served by the regions; next: use a region's context")
     verb = "get" if name else "list"
-    refused = access_refusal(request.principal, verb, plural, "", namespace, name, cell=app.cell)
+    refused = app.access_refusal(request.principal, verb, plural, "", namespace, name)
     if refused is not None:
         app.gate.audit.record_refusal(
             request.principal, verb, f"{plural}.{GROUP}", refused.reason, message=refused.message, request=request.id

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from holdfast.gate.authorize import access_refusal
 from holdfast.model.binding import Binding
@@ -23,7 +26,7 @@ from holdfast.model.pod_session import (
 )
 from holdfast.model.principal import Principal
 from holdfast.server import status
-from holdfast.server.agent_sessions import agent_session
+from holdfast.server.agent_sessions import AgentLink, agent_session
 from holdfast.server.read import require_object
 from holdfast.server.request import Request, UpgradedStream, UpgradeResponse
 from holdfast.server.session_relay import ClientLink, Relay, SessionMeter, audit_end, audit_open
@@ -63,7 +66,22 @@ class WebSocketChannels(ClientLink):
         await self._websocket.close()
 
 
+class SessionSource(msgspec.Struct, frozen=True):
+    """Where a session comes from: the words of its audit records, and what opens the other side."""
+
+    what: str
+    open: Callable[[], AbstractAsyncContextManager[AgentLink]]
+
+
 async def exec_(app: Application, request: Request) -> UpgradeResponse:
+    return await _open_here(app, request, exec_arguments(request))
+
+
+async def attach(app: Application, request: Request) -> UpgradeResponse:
+    return await _open_here(app, request, attach_arguments(request))
+
+
+def exec_arguments(request: Request) -> SessionArguments:
     command = request.all_values("command")
     if not command or not command[0]:
         raise BadRequest("command: missing; next: kubectl exec POD -- COMMAND")
@@ -71,15 +89,15 @@ async def exec_(app: Application, request: Request) -> UpgradeResponse:
         raise BadRequest(f"command: too long (limit {SESSION_COMMAND_BYTES_MAX} bytes)")
     if any("\0" in word for word in command):
         raise BadRequest("command: contains a NUL character")
-    return await _open(app, request, _arguments(request, SessionKind.EXEC, command))
+    return _arguments(request, SessionKind.EXEC, command)
 
 
-async def attach(app: Application, request: Request) -> UpgradeResponse:
+def attach_arguments(request: Request) -> SessionArguments:
     if request.flag("stdin"):
         raise BadRequest(
             "attach: the standard input of a task is not connected; next: attach without -i, or kubectl exec -i"
         )
-    return await _open(app, request, _arguments(request, SessionKind.ATTACH, ()))
+    return _arguments(request, SessionKind.ATTACH, ())
 
 
 def _arguments(request: Request, kind: SessionKind, command: tuple[str, ...]) -> SessionArguments:
@@ -117,8 +135,19 @@ def still_allowed(app: Application, request: Request) -> Callable[[Principal], b
     return check
 
 
-async def _open(app: Application, request: Request, arguments: SessionArguments) -> UpgradeResponse:
-    binding = require_running_pod(app, request)
+async def _open_here(app: Application, request: Request, arguments: SessionArguments) -> UpgradeResponse:
+    return await open_session(app, request, arguments, agent_source(app, require_running_pod(app, request), arguments))
+
+
+def agent_source(app: Application, binding: Binding, arguments: SessionArguments) -> SessionSource:
+    what = f"replica {binding.metadata.namespace}/{binding.spec.replica}"
+    return SessionSource(what, lambda: agent_session(app, binding, arguments))
+
+
+async def open_session(
+    app: Application, request: Request, arguments: SessionArguments, source: SessionSource
+) -> UpgradeResponse:
+    """Negotiates the protocol with the client, and relays between the client and the source."""
     link: Callable[[UpgradedStream], Awaitable[ClientLink]]
     asked = request.client_link
     if asked is not None:
@@ -140,7 +169,7 @@ async def _open(app: Application, request: Request, arguments: SessionArguments)
 
     else:
         raise status.HttpRefusal(400, "BadRequest", "Upgrade request required")
-    what = f"replica {binding.metadata.namespace}/{binding.spec.replica}"
+    what = source.what
     if arguments.command:
         what = f"{what}: {' '.join(arguments.command)}"
     await audit_open(app, request, what)
@@ -150,7 +179,7 @@ async def _open(app: Application, request: Request, arguments: SessionArguments)
         why = "the client disconnected"
         try:
             client = await link(stream)
-            why = await _relay(app, binding, arguments, client, meter)
+            why = await _relay(app, source, client, meter)
         except (ConnectionError, TimeoutError):
             return
         finally:
@@ -163,11 +192,9 @@ async def _websocket_link(stream: UpgradedStream) -> ClientLink:
     return WebSocketChannels(WebSocket(stream, CLIENT_MESSAGE_BYTES_MAX))
 
 
-async def _relay(
-    app: Application, binding: Binding, arguments: SessionArguments, client: ClientLink, meter: SessionMeter
-) -> str:
+async def _relay(app: Application, source: SessionSource, client: ClientLink, meter: SessionMeter) -> str:
     try:
-        async with agent_session(app, binding, arguments) as agent:
+        async with source.open() as agent:
             return await Relay(app, client, agent, meter).run()
     except Fault as fault:
         await client.finish(outcome_of_failure(fault.message, fault.reason, fault.code))

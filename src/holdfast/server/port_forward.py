@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.foundation.tasks import cancel_quietly
-from holdfast.model.binding import Binding
 from holdfast.model.errors import BadRequest, Fault
 from holdfast.model.pod_session import Channel, SessionArguments, SessionKind
-from holdfast.server import status
+from holdfast.server import pod_sessions, status
 from holdfast.server.agent_sessions import AgentLink, agent_session
 from holdfast.server.pod_sessions import (
     CLIENT_MESSAGE_BYTES_MAX,
@@ -262,12 +261,21 @@ class ChannelForward:
 
 async def port_forward(app: Application, request: Request) -> UpgradeResponse:
     binding = require_running_pod(app, request)
+    if request.client_link is not None:  # one connection of a forward through the global cell
+        arguments = SessionArguments(kind=SessionKind.PORT_FORWARD, port=_ports(request)[0])
+        return await pod_sessions.open_session(
+            app, request, arguments, pod_sessions.agent_source(app, binding, arguments)
+        )
 
-    def open_session(port: int) -> contextlib.AbstractAsyncContextManager[AgentLink]:
+    def open_port(port: int) -> contextlib.AbstractAsyncContextManager[AgentLink]:
         return agent_session(app, binding, SessionArguments(kind=SessionKind.PORT_FORWARD, port=port))
 
-    what = f"replica {binding.metadata.namespace}/{binding.spec.replica}"
-    protocol, headers, forward = _negotiate(request, binding, open_session)
+    return await forward_ports(app, request, f"replica {binding.metadata.namespace}/{binding.spec.replica}", open_port)
+
+
+async def forward_ports(app: Application, request: Request, what: str, open_port: OpenSession) -> UpgradeResponse:
+    """Forwards the connections of one client. Each is a session that `open_port` opens."""
+    protocol, headers, forward = _negotiate(request, open_port)
     await audit_open(app, request, what)
 
     async def serve(stream: UpgradedStream) -> None:
@@ -293,9 +301,7 @@ async def port_forward(app: Application, request: Request) -> UpgradeResponse:
 _Forward = Callable[[UpgradedStream, SessionMeter, Callable[[], float]], Awaitable[None]]
 
 
-def _negotiate(
-    request: Request, binding: Binding, open_session: OpenSession
-) -> tuple[str, list[tuple[bytes, bytes]], _Forward]:
+def _negotiate(request: Request, open_session: OpenSession) -> tuple[str, list[tuple[bytes, bytes]], _Forward]:
     if is_spdy(request):
         version = choose_subprotocol(request, STREAM_VERSION_HEADER, (_SPDY_PROTOCOL,))
 

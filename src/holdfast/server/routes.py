@@ -28,6 +28,7 @@ from holdfast.server import (
     endpoints,
     eviction,
     fleet_objects,
+    fleet_sessions,
     fleet_watch,
     health,
     internal_api,
@@ -39,6 +40,7 @@ from holdfast.server import (
     pod_sessions,
     port_forward,
     read,
+    region_sessions,
     scale,
     watch,
 )
@@ -81,9 +83,29 @@ async def _watch(app: Application, request: Request) -> AnyResponse:
 
 
 async def log(app: Application, request: Request) -> AnyResponse:
+    if not _is_read_in_regions(app, request):
+        return await pod_logs.log(app, request)
+    if request.flag("follow") and not request.flag("previous"):
+        return await fleet_sessions.follow_log(app, request)
+    return await fleet_objects.log(app, request)
+
+
+async def exec_(app: Application, request: Request) -> AnyResponse:
     if _is_read_in_regions(app, request):
-        return await fleet_objects.log(app, request)
-    return await pod_logs.log(app, request)
+        return await fleet_sessions.exec_(app, request)
+    return await pod_sessions.exec_(app, request)
+
+
+async def attach(app: Application, request: Request) -> AnyResponse:
+    if _is_read_in_regions(app, request):
+        return await fleet_sessions.attach(app, request)
+    return await pod_sessions.attach(app, request)
+
+
+async def forward(app: Application, request: Request) -> AnyResponse:
+    if _is_read_in_regions(app, request):
+        return await fleet_sessions.forward(app, request)
+    return await port_forward.port_forward(app, request)
 
 
 def _resource(methods: tuple[str, ...], pattern: str, handler: Callable[..., Any], max_body_bytes: int = 0) -> Route:
@@ -120,9 +142,9 @@ def _parts(pattern: str) -> tuple[Route, ...]:
         _resource(("PATCH",), f"{pattern}/scale", scale.patch_scale, MAX_OPTIONS_BYTES),
         _resource(("POST",), f"{pattern}/eviction", eviction.evict, MAX_OPTIONS_BYTES),
         _resource(("GET",), f"{pattern}/log", log),
-        *_session(f"{pattern}/exec", pod_sessions.exec_),
-        *_session(f"{pattern}/attach", pod_sessions.attach),
-        *_session(f"{pattern}/portforward", port_forward.port_forward),
+        *_session(f"{pattern}/exec", exec_),
+        *_session(f"{pattern}/attach", attach),
+        *_session(f"{pattern}/portforward", forward),
         _resource(_GET, f"{pattern}/{{subresource}}", read.get),
         _resource(("PUT",), f"{pattern}/{{subresource}}", w.update, MAX_BODY_BYTES),
         _resource(("PATCH",), f"{pattern}/{{subresource}}", w.patch, MAX_BODY_BYTES),
@@ -265,7 +287,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         ("GET",),
         "/region/v1/{region}/sessions/{id}",
-        console_shell.region_side,
+        region_sessions.region_side,
         access="handler",
         check=console.check_caller_is_region,
     ),
