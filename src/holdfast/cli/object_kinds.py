@@ -73,7 +73,8 @@ def kind_named(text: str, api: CellApi) -> ListedKind:
 
 
 def _served_kinds(api: CellApi) -> list[ListedKind]:
-    groups = [g["name"] for g in api.get("/apis")["groups"]]
+    # Those of version v1: metrics.k8s.io is v1beta1, and its pods and nodes are measurements.
+    groups = [g["name"] for g in api.get("/apis")["groups"] if g["preferredVersion"]["version"] == "v1"]
     found = []
     for group in ("", *groups):
         path = f"/apis/{group}/v1" if group else "/api/v1"
