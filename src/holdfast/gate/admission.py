@@ -130,9 +130,7 @@ def workload_user(case: AdmissionCase) -> Iterator[Finding]:
 
 
 def workload_quota(case: AdmissionCase) -> Iterator[Finding]:
-    """One replica above the tenant's whole quota can never run, so it is refused. Replicas beyond the quota only
-    warn.
-    """
+    """One replica above the tenant's whole quota can never run, so it is refused. Replicas beyond it only warn."""
     after: Any = case.after
     tenant = after.metadata.namespace
     quota = case.find("Quota", "quota", tenant)
@@ -154,9 +152,7 @@ def workload_quota(case: AdmissionCase) -> Iterator[Finding]:
         if changed:
             requested = after.spec.template.resources[resource]
             said = f"one replica exceeds the quota of tenant {tenant} (limit {limit}); next: ask for less, or raise it"
-            yield invalid(
-                path, requested, f"{said}: kubectl --context global edit quota {quota.metadata.name} -n {tenant}"
-            )
+            yield invalid(path, requested, f"{said}: kubectl edit quota -n {tenant}")
     wanted = wanted_replicas(after)
     if not over and shortfall(scaled(one, wanted), hard):
         fits = min(hard.get(r, 0) // amount for r, amount in one.items())
