@@ -122,3 +122,14 @@ def test_without_any_cell_nothing_is_known(world: World) -> None:
     assert world.source.read_or_none("acme", "web") is None
     with pytest.raises(CommandError, match="global cell: unreachable"):
         world.regions()
+
+
+def test_list_of_a_returned_global_cell_is_not_believed_at_once(world: World) -> None:
+    """It is as old as the outage: a region may have withdrawn addresses meanwhile."""
+    world.servers["global"].is_overloaded = True
+    world.servers["west"].listed = ()
+    assert world.regions() == ["east"]
+    world.servers["global"].is_overloaded = False
+    assert world.regions() == ["east"] and world.source.notice == ""
+    world.end("west")
+    assert world.regions() == ["east", "west"], "of a region that does not answer only the global cell knows"

@@ -5,6 +5,7 @@ wrong.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +16,8 @@ from holdfast.platform.cell_connection import connect_cell
 from holdfast.platform.layout import Layout
 
 Address = dict[str, Any]
+CATCH_UP_S = 10.0
+"""After an outage the global cell's list is as old as the outage, until the regions have reported again."""
 _OVERLOADED = (429, 503, 504)
 
 
@@ -24,6 +27,8 @@ class AddressSource:
         self._regions = regions
         self._last: dict[str, list[Address]] = {}
         """The addresses by region, as they were read last."""
+        self._outage_ended_s: float | None = None
+        """Monotonic time at which the global cell answered again; None if it did not fail before."""
         self.notice = ""
         """Says that the addresses are not the global cell's."""
 
@@ -41,8 +46,13 @@ class AddressSource:
         except CommandError as stop:
             if not _is_outage(stop):
                 raise
+            self._outage_ended_s = time.monotonic()
             found = self._read_regions(tenant, name, stop)
-        self._last = {region: [a for a in found if a["region"] == region] for region in self._regions}
+        else:
+            if self._outage_ended_s is not None and time.monotonic() - self._outage_ended_s < CATCH_UP_S:
+                self._last = self._by_region(found)
+                found = self._read_regions(tenant, name)
+        self._last = self._by_region(found)
         return sorted(found, key=lambda address: (address["region"], address.get("replica", "")))
 
     def read_or_none(self, tenant: str, name: str) -> list[Address] | None:
@@ -58,7 +68,10 @@ class AddressSource:
         """Whether the workload exists. Without the global cell nobody can say that it does not."""
         return bool(self.notice) or any(w["metadata"]["name"] == name for w in self._global.list("workloads", tenant))
 
-    def _read_regions(self, tenant: str, name: str, outage: CommandError) -> list[Address]:
+    def _by_region(self, found: list[Address]) -> dict[str, list[Address]]:
+        return {region: [a for a in found if a["region"] == region] for region in self._regions}
+
+    def _read_regions(self, tenant: str, name: str, outage: CommandError | None = None) -> list[Address]:
         found: list[Address] = []
         silent: list[str] = []
         for region, api in sorted(self._regions.items()):
@@ -67,10 +80,11 @@ class AddressSource:
             except CommandError:
                 silent.append(region)
                 found += self._last.get(region, [])
-        if len(silent) == len(self._regions):
-            raise outage
-        missing = f"; {', '.join(silent)} did not answer" if silent else ""
-        self.notice = f"{outage.message}; these are the addresses that the regions list{missing}"
+        if outage is not None:
+            if len(silent) == len(self._regions):
+                raise outage
+            missing = f"; {', '.join(silent)} did not answer" if silent else ""
+            self.notice = f"{outage.message}; these are the addresses that the regions list{missing}"
         return found
 
 
