@@ -138,7 +138,7 @@ class RunningPlatform:
         """Waits until the process runs: during a restart it has no pid, and 0 would mean our own process group."""
 
         def running() -> int:
-            return next((p["pid"] for p in self.status()["processes"] if p["name"] == process), 0)
+            return next((p["pid"] or 0 for p in self.status()["processes"] if p["name"] == process), 0)
 
         return int(wait_until(running, within_s=60, what=f"{process} runs"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 from tests import factories
 
@@ -12,9 +14,17 @@ from holdfast.model.replica import ExecutionBlock, Phase
 from holdfast.model.template import template_hash
 from holdfast.model.workload import Batch, RegionProgress, Summary, Workload, WorkloadStatus, WorkloadType
 from holdfast.model.workload_blocks import ImageBlock
-from holdfast.platform.layout import design_platform
-from holdfast.platform.platform_status import CellView, PlatformStatus, ProcessView, node_view, workload_view
+from holdfast.platform.layout import Layout, design_platform
+from holdfast.platform.platform_status import (
+    CellView,
+    PlatformStatus,
+    ProcessView,
+    node_view,
+    process_views,
+    workload_view,
+)
 from holdfast.platform.progress import progress_rows, workload_progress
+from holdfast.platform.supervisor import ProcessRecord, Program
 
 
 def with_status(item: Workload, **status: object) -> Workload:
@@ -129,7 +139,7 @@ def test_unschedulable_node_shows_its_reason() -> None:
 def test_status_text_shows_every_problem() -> None:
     status = PlatformStatus(
         state="x",
-        supervisor_pid=0,
+        supervisor_pid=None,
         processes=(
             ProcessView(name="cell-global", running=False, restarts=3, last_exit="exited with code 1", log="g.log"),
         ),
@@ -147,3 +157,15 @@ def test_status_text_shows_every_problem() -> None:
     rows = {what: (how, ready) for what, how, ready in progress_rows(platform, status)}
     assert rows["cells ready"] == ("0 of 1", False)
     assert rows["cell-global"][0].startswith("exited with code 1, restarted 3 times")
+
+
+def test_process_that_does_not_run_has_no_process_id(tmp_path: Path) -> None:
+    """`kill 0` signals the caller's own process group."""
+    layout = Layout(tmp_path)
+    records = layout.run / "processes"
+    records.mkdir(parents=True)
+    stopped = ProcessRecord(program=Program(name="agent-us-east-2", argv=("true",)), restarts=4)
+    (records / "agent-us-east-2.json").write_bytes(msgspec.json.encode(stopped))
+    (view,) = process_views(layout)
+    assert msgspec.to_builtins(view)["pid"] is None
+    assert not view.running

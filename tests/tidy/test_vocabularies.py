@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import enum
+import importlib
+import pkgutil
 import typing
 from typing import Any
 
 import msgspec
 
+from holdfast import cli, client, console, drills, insight, model, platform
 from holdfast.model import placement_api
 from holdfast.model.kinds import ALL
 
@@ -87,3 +90,41 @@ def _walk(kind: Any, parents: frozenset[Any], found: dict[str, str]) -> None:
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in parents:
         for field in msgspec.structs.fields(kind):
             _walk(field.type, parents | {kind}, found)
+
+
+def test_no_output_has_a_process_id_of_zero() -> None:
+    """`kill 0` signals the caller's own process group. A process that does not run has null, or no field."""
+    fields = [(f"{kind.__module__}.{kind.__qualname__}", kind, f) for kind in _structs() for f in _process_ids(kind)]
+    assert {f"{name}.{field.name}" for name, _, field in fields} >= {
+        "holdfast.model.replica.ExecutionBlock.pid",
+        "holdfast.platform.platform_status.ProcessView.pid",
+        "holdfast.platform.platform_status.PlatformStatus.supervisor_pid",
+    }
+    zero = [
+        f"{name}.{field.name}"
+        for name, kind, field in fields
+        if field.type is int and not (kind.__struct_config__.omit_defaults and field.default == 0)
+    ]
+    assert zero == ["holdfast.platform.processes.ProcessIdentity.pid"], "it exists only for a process that was found"
+
+
+def _process_ids(kind: type[msgspec.Struct]) -> list[msgspec.structs.FieldInfo]:
+    if not any(name == "pid" or name.endswith("_pid") for name in kind.__struct_fields__):
+        return []
+    return [f for f in msgspec.structs.fields(kind) if f.name == "pid" or f.name.endswith("_pid")]
+
+
+def _structs() -> list[type[msgspec.Struct]]:
+    """The structs of every package that defines or prints output. The agent's own are not printed."""
+    for package in (model, platform, client, insight, drills, console, cli):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    printing = tuple(f"{package.__name__}." for package in (model, platform, client, insight, drills, console, cli))
+    found, left = set[type[msgspec.Struct]](), [msgspec.Struct]
+    while left:
+        for kind in left.pop().__subclasses__():
+            if kind not in found:
+                found.add(kind)
+                left.append(kind)
+    return sorted((k for k in found if k.__module__.startswith(printing)), key=lambda k: (k.__module__, k.__qualname__))

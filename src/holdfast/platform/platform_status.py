@@ -28,9 +28,11 @@ from holdfast.platform.supervisor import load_records, running_supervisor
 
 
 class ProcessView(msgspec.Struct, frozen=True, rename="camel"):
+    """`pid` is None while the process does not run: scripts pass it to `kill`, and `kill 0` ends the caller itself."""
+
     name: str
     running: bool
-    pid: int = 0
+    pid: int | None = None
     uptime_seconds: float = 0.0
     restarts: int = 0
     last_exit: str = ""
@@ -82,7 +84,7 @@ class WorkloadView(msgspec.Struct, frozen=True, rename="camel"):
 
 class PlatformStatus(msgspec.Struct, frozen=True, rename="camel"):
     state: str
-    supervisor_pid: int
+    supervisor_pid: int | None
     processes: tuple[ProcessView, ...]
     cells: tuple[CellView, ...]
     nodes: tuple[NodeView, ...]
@@ -126,7 +128,7 @@ class PlatformStatusReader:
         found = running_supervisor(self._layout)
         return PlatformStatus(
             state=str(self._layout.root),
-            supervisor_pid=found.pid if found is not None else 0,
+            supervisor_pid=found.pid if found is not None else None,
             processes=process_views(self._layout),
             cells=cells,
             nodes=tuple(sorted(nodes, key=lambda n: (n.region, n.name))),
@@ -183,7 +185,7 @@ def process_views(layout: Layout) -> tuple[ProcessView, ...]:
             ProcessView(
                 name=record.program.name,
                 running=running,
-                pid=record.identity.pid if record.identity is not None and running else 0,
+                pid=record.identity.pid if record.identity is not None and running else None,
                 uptime_seconds=round(max(0.0, time.time() - record.started_at), 1) if running else 0.0,
                 restarts=record.restarts,
                 last_exit=record.last_exit,
