@@ -273,7 +273,7 @@ def _decide_running(
 
 
 def _decide_leased(lease: LeaseState, now: Now, again_in_s: float | None) -> TaskDecision:
-    """Exclusive work ends before its lease does. The driver's watchdog enforces this even if the agent is dead."""
+    """Exclusive work is killed before its lease ends. The driver's watchdog enforces this even if the agent is dead."""
     left_s = lease.expires_mono_s - WATCHDOG_LEAD_S - now.mono_s
     if left_s <= 0:
         return TaskDecision(StopTask(max(0.0, left_s + WATCHDOG_LEAD_S - WATCHDOG_KILL_LEAD_S), Reason.LEASE_EXPIRED))
