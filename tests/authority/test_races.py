@@ -321,19 +321,19 @@ async def test_restarted_authority_on_disk_restores_all_claims(tmp_path: Path) -
         await cell.close()
 
 
-async def test_32_clients_racing_for_one_gpu_have_one_winner() -> None:
+async def test_64_clients_racing_for_one_gpu_have_one_winner() -> None:
     cell = await Cell.open(clock=SystemClock())
     try:
-        await _race(cell, 30, 32)
+        await _race(cell, 15, 64)
     finally:
         await cell.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["memory", "sqlite"])
-async def test_32_clients_racing_for_one_gpu_1000_times_have_one_winner(tmp_path: Path, backend: str) -> None:
+async def test_64_clients_racing_for_one_gpu_500_times_have_one_winner(tmp_path: Path, backend: str) -> None:
     cell = await Cell.open(tmp_path / "cell.db" if backend == "sqlite" else None, clock=SystemClock())
     try:
-        await _race(cell, 1000, 32)
+        await _race(cell, 500, 64)
     finally:
         await cell.close()

@@ -80,7 +80,7 @@ EXEMPTIONS: dict[str, CoverageExemption] = {
     ),
     "DeviceInUse": CoverageExemption(
         "the only scheduler of a region counts its own proposals; a second scheduler would be needed",
-        "tests/authority/test_races.py::test_32_clients_racing_for_one_gpu_have_one_winner",
+        "tests/authority/test_races.py::test_64_clients_racing_for_one_gpu_have_one_winner",
     ),
     "ReservationMissing": CoverageExemption(
         "the scheduler reserves and binds in one call; only a client that binds separately can be too late",
