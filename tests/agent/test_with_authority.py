@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+import msgspec
+import pytest
 from tests.agent.agent_world import (
     REGION,
     KeptMemory,
@@ -19,10 +21,14 @@ from tests.agent.agent_world import (
 )
 from tests.controllers import virtual
 
+from holdfast.agent.limits import AGENT_RESYNC_S
 from holdfast.agent.persisted_state import PersistedState
+from holdfast.agent.registration import Registration
 from holdfast.agent.supervisor import TaskSupervisor
 from holdfast.authority.authority import Authority
+from holdfast.authority.lease_book import LeaseBook
 from holdfast.client.contract import FencingToken
+from holdfast.model import limits
 from holdfast.model.codec import encode
 from holdfast.model.election_term import INCARNATION_TERM, Term, TermSpec
 from holdfast.model.errors import Unavailable
@@ -169,3 +175,118 @@ def test_registration_gets_epoch_above_known_fenced_epoch() -> None:
             await virtual.until(lambda: world.ready("a"))
 
     virtual.run(main)
+
+
+class Granting(RenewalService):
+    """Grants leases of one length. With zero, the responses name no length."""
+
+    def __init__(self, world: World, granted_s: float) -> None:
+        super().__init__(world.ports)
+        self.book = LeaseBook(granted_s or limits.NODE_LEASE_TTL_S)
+        self._granted_s = granted_s
+
+    async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:
+        response = await super().renew(who, request)
+        results = [msgspec.structs.replace(result, ttl_seconds=self._granted_s) for result in response.results]
+        return msgspec.structs.replace(response, results=tuple(results))
+
+
+@pytest.mark.parametrize(("granted_s", "held_s"), [(8.0, 8.0), (60.0, 60.0), (0.0, limits.NODE_LEASE_TTL_S)])
+def test_lease_lasts_as_long_as_the_authority_grants_counted_from_the_request(granted_s: float, held_s: float) -> None:
+    """A longer lease would outlive the authority's wait before a fence (S7). Without a length the limit applies."""
+
+    async def main() -> None:
+        memory = KeptMemory()
+        remaining_s: list[float] = []
+
+        def record_lease(now_s: float) -> None:
+            remaining_s.append(memory.load().lease_until_mono_s - now_s)
+
+        async with registering(memory, lambda world: Granting(world, granted_s), changed=record_lease):
+            await virtual.until(lambda: len(remaining_s) >= 3)
+        assert remaining_s == pytest.approx([held_s] * len(remaining_s)), "no time passes between request and response"
+
+    virtual.run(main)
+
+
+class GrantingFencedEpoch(RenewalService):
+    """Grants epoch 7 in the second response and from then on, as a cell that has forgotten its fence would."""
+
+    async def renew(self, who: Principal, request: RenewRequest) -> PlacementResponse:
+        response = await super().renew(who, request)
+        if len(self.requests) < 2 or not request.items[0].epoch:
+            return response
+        return msgspec.structs.replace(
+            response, results=tuple(msgspec.structs.replace(result, epoch=7) for result in response.results)
+        )
+
+
+def test_tasks_stop_at_once_if_a_fenced_epoch_is_granted() -> None:
+    async def main() -> None:
+        quiesced_s: list[float] = []
+        memory = KeptMemory()
+        memory.save(PersistedState(epoch=8, fenced_epoch=7))
+        fenced_s: list[float] = []
+
+        def record_fence(now_s: float) -> None:
+            if memory.load().epoch == 7:
+                fenced_s.append(now_s)
+
+        async with registering(
+            memory, lambda world: GrantingFencedEpoch(world.ports), changed=record_fence, quiesced=quiesced_s.append
+        ):
+            await virtual.until(lambda: bool(quiesced_s), within_s=60)
+        assert quiesced_s[0] == fenced_s[0], "not only at the next renewal"
+
+    virtual.run(main)
+
+
+def test_registration_reads_its_node_once_in_a_resync_interval() -> None:
+    """A read with every renewal would cost a region one read per node every five seconds."""
+
+    async def main() -> None:
+        async with registering(KeptMemory(), lambda world: world.renewal_service) as registration:
+            read_s: set[float] = set()
+
+            async def watch_reads() -> None:
+                while True:
+                    read_s.add(registration.node_read_mono_s)
+                    await asyncio.sleep(1)
+
+            watching = asyncio.create_task(watch_reads())
+            await asyncio.sleep(10 * AGENT_RESYNC_S)
+            watching.cancel()
+        assert 7 <= len(read_s - {0.0}) <= 13, "ten intervals with jitter"
+
+    virtual.run(main)
+
+
+@asynccontextmanager
+async def registering(
+    memory: KeptMemory,
+    authority: Callable[[World], RenewalService],
+    *,
+    changed: Callable[[float], None] = lambda now_s: None,
+    quiesced: Callable[[float], None] = lambda now_s: None,
+) -> AsyncIterator[Registration]:
+    """A registration without tasks. `changed` and `quiesced` get the time of each call."""
+    ports = virtual.VirtualPorts()
+    world = await World(ports).start()
+
+    async def quiesce() -> None:
+        quiesced(ports.clock.monotonic())
+
+    registration = Registration(
+        config(),
+        world.agent(placement=authority(world)),
+        memory,
+        ports,
+        changed=lambda: changed(ports.clock.monotonic()),
+        quiesce=quiesce,
+        active=lambda: 0,
+    )
+    running = asyncio.create_task(registration.run())
+    yield registration
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await world.close()
