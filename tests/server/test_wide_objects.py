@@ -28,6 +28,9 @@ from .test_access_table import made, minimal
 
 # CPU time of one request with a list of nearly MAX_BODY_VALUES values. Typically it is below 0.15 s.
 CPU_MAX_S = 1.0
+# Requests of which the cheapest counts: a garbage collection of the whole test process, or a neighbour that takes the
+# caches of the processor, can cost more CPU time than the request. A costly validation is costly every time.
+ATTEMPTS = 3
 DEPTH = 6
 
 
@@ -96,14 +99,18 @@ async def test_wide_field_is_checked_at_bounded_cost(
     resource = next(r for r in RESOURCES if r.kind.name == kind)
     cell = "global" if is_served_in(BY_NAME[kind], "global") else "west"
     async for world in running(cell, tmp_path):
-        plain = json.loads(codec.encode(made(resource, "wide")))
-        plain["metadata"] = {"name": "wide"}
-        body = json.dumps(with_field(plain, path, filled(wanted))).encode()
         group = f"/apis/{resource.kind.group}/v1" if resource.kind.group else "/api/v1"
         where = "/namespaces/shop" if resource.kind.namespaced else ""
-        began = time.process_time()
-        reply = await Api(world.app).post(f"{group}{where}/{resource.kind.plural}", body)
-        cost_s = time.process_time() - began
-        assert reply.code < 500, reply.body[:300]
-        assert reply.code != 413, "the body is within the limits"
-        assert cost_s < CPU_MAX_S, (reply.code, cost_s)
+        costs_s: list[float] = []
+        for attempt in range(ATTEMPTS):
+            plain = json.loads(codec.encode(made(resource, "wide")))
+            plain["metadata"] = {"name": f"wide{attempt}"}
+            body = json.dumps(with_field(plain, path, filled(wanted))).encode()
+            began = time.process_time()
+            reply = await Api(world.app).post(f"{group}{where}/{resource.kind.plural}", body)
+            costs_s.append(time.process_time() - began)
+            assert reply.code < 500, reply.body[:300]
+            assert reply.code != 413, "the body is within the limits"
+            if costs_s[-1] < CPU_MAX_S:
+                break
+        assert min(costs_s) < CPU_MAX_S, (reply.code, costs_s)
