@@ -136,6 +136,15 @@ def test_unschedulable_node_shows_its_reason() -> None:
     assert lost.reason == "NodeUnreachable"
 
 
+def test_status_of_a_stopped_platform_names_up_as_the_only_next_step() -> None:
+    cells = tuple(CellView(name=name, url="https://x", ready=False, message="refused") for name in ("global", "eu"))
+    text = as_text(PlatformStatus(state="x", supervisor_pid=None, processes=(), cells=cells, nodes=(), workloads=()))
+    assert "no supervisor; next: holdfast up" in text
+    assert "workloads: unknown (no cell answers)" in text
+    assert "what runs goes on" not in text
+    assert text.count("next:") == 1
+
+
 def test_status_text_shows_every_problem() -> None:
     status = PlatformStatus(
         state="x",
@@ -151,7 +160,8 @@ def test_status_text_shows_every_problem() -> None:
     for expected in ("no supervisor", "refused", "NodeUnreachable", "cell-global: not running", "g.log", "0/3"):
         assert expected in text
     assert "workloads: unknown" not in text
-    silent = as_text(msgspec.structs.replace(status, workloads=()))
+    region = CellView(name="us-east", url="https://127.0.0.1:7401", ready=True)
+    silent = as_text(msgspec.structs.replace(status, workloads=(), cells=(*status.cells, region)))
     assert "workloads: unknown (the global cell lists them and does not answer; what runs goes on)" in silent
     platform = design_platform(("us-east",), agents_per_region=1, port_base=7400, samples=True)
     rows = {what: (how, ready) for what, how, ready in progress_rows(platform, status)}

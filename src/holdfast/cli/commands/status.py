@@ -88,6 +88,8 @@ def as_text(status: PlatformStatus, tenant: str = "") -> str:
             for w in status.workloads
         ]
         parts.append(table(("TENANT", "WORKLOAD", "SERVING", "STAGES", "REGIONS", "NOT SERVING BECAUSE"), rows))
+    elif not any(cell.ready for cell in status.cells):
+        parts.append("workloads: unknown (no cell answers)")
     elif any(cell.name == "global" and not cell.ready for cell in status.cells):
         known = "the global cell lists them and does not answer; what runs goes on"
         parts.append(f"workloads: unknown ({known}); next: holdfast explain TENANT/WORKLOAD asks the regions")
