@@ -21,7 +21,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
-from site_markdown import PageRenderer, RenderedPage
+from site_markdown import CODE_FOLDERS, PageRenderer, RenderedPage, code_name
 
 from holdfast import __version__
 
@@ -123,6 +123,9 @@ def write_site(site: Site, out: Path) -> None:
     (target / "pictures").mkdir(exist_ok=True)
     for picture in sorted({picture for page in site.pages.values() for picture in page.pictures}):
         shutil.copy(ROOT / picture, target / "pictures" / Path(picture).name)
+    (target / "code").mkdir(exist_ok=True)
+    for source in sorted({source for page in site.pages.values() for source in page.sources}):
+        shutil.copyfile(ROOT / source, target / code_name(source))
     for file in ("site.css", "site.js"):
         shutil.copy(THEME / file, target / file)
     (target / "search.js").write_text(f"window.holdfastSearch = {json.dumps(_index(site), ensure_ascii=False)};\n")
@@ -246,9 +249,17 @@ def _contents(page: RenderedPage) -> str:
 
 
 def is_current(out: Path) -> bool:
-    """Whether no page, picture or part of the builder is newer than the site."""
+    """Whether no page, picture, code shown in it or part of the builder is newer than the site."""
     built = out / "index.html"
-    sources = [*DOCS.rglob("*"), *Path(__file__).parent.glob("site_*.py"), Path(__file__), *map(ROOT.joinpath, OUTSIDE)]
+    files = (path for folder in CODE_FOLDERS for path in (ROOT / folder).rglob("*"))
+    code = [path for path in files if (out / __version__ / code_name(path.relative_to(ROOT).as_posix())).exists()]
+    sources = [
+        *code,
+        *DOCS.rglob("*"),
+        *Path(__file__).parent.glob("site_*.py"),
+        Path(__file__),
+        *map(ROOT.joinpath, OUTSIDE),
+    ]
     return built.exists() and all(path.stat().st_mtime <= built.stat().st_mtime for path in sources)
 
 

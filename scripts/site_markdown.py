@@ -26,6 +26,8 @@ HIGHLIGHTED = {"sh": "bash", "bash": "bash", "yaml": "yaml", "python": "python",
 # A longer name in a table may be broken after a separator, a still longer one also before a capital letter.
 LONG_NAME_CHARACTERS = 16
 VERY_LONG_NAME_CHARACTERS = 18
+CODE_FOLDERS = ("src/", "examples/")
+"""Folders whose files the site has as text, if a page links to them. Tests are left out: they are twice as much."""
 _CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
 _NAME = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 # An entity such as &amp; stays whole.
@@ -56,6 +58,8 @@ class RenderedPage(msgspec.Struct, frozen=True):
     sections: tuple[Section, ...]
     links: tuple[tuple[str, str], ...]
     """Links to other pages: source path below the root of the tree, and anchor."""
+    sources: tuple[str, ...]
+    """Files of code that it links to, which the site has as text."""
     pictures: tuple[str, ...]
 
 
@@ -64,12 +68,18 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def code_name(source: str) -> str:
+    """The file of the site for a file of code. The folders are in its name, because a cell serves few levels."""
+    return f"code/{source.replace('/', '.')}.txt"
+
+
 class PageRenderer:
     """Renders pages of one tree. `output_name` maps a source path to the file of the site, or None outside the site."""
 
     def __init__(self, root: Path, output_name: Callable[[str], str | None]) -> None:
         self._root = root
         self._output_name = output_name
+        self._sources: dict[str, None] = {}
         self._markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 
     def render(self, source: str) -> RenderedPage:
@@ -79,13 +89,21 @@ class PageRenderer:
         headings = _anchored(tokens)
         links: list[tuple[str, str]] = []
         pictures: list[str] = []
+        self._sources.clear()
         for token in tokens:
             if token.type == "inline":
                 token.children = self._linked(token.children or [], source, links, pictures)
         body = self._body(tokens)
         title = headings[0].title if headings else source
         return RenderedPage(
-            title, _summary(tokens), body, tuple(headings), tuple(_sections(tokens)), tuple(links), tuple(pictures)
+            title=title,
+            summary=_summary(tokens),
+            body=body,
+            headings=tuple(headings),
+            sections=tuple(_sections(tokens)),
+            links=tuple(links),
+            sources=tuple(self._sources),
+            pictures=tuple(pictures),
         )
 
     def _body(self, tokens: Sequence[Token]) -> str:
@@ -122,7 +140,7 @@ class PageRenderer:
     def _linked(
         self, tokens: Sequence[Token], source: str, links: list[tuple[str, str]], pictures: list[str]
     ) -> list[Token]:
-        """The tokens of a line with links of the site. A link to another file of the tree becomes its path."""
+        """The tokens of a line with links of the site. A link to a file outside of it becomes its path."""
         result: list[Token] = []
         closing: list[str] = []
         for token in tokens:
@@ -170,6 +188,11 @@ class PageRenderer:
         if target.startswith("docs/pictures/"):
             pictures.append(target)
             token.attrSet("href", self._relative(source, f"pictures/{Path(target).name}"))
+            result.append(token)
+            return "-"
+        if name is None and target.startswith(CODE_FOLDERS) and (self._root / target).is_file():
+            self._sources[target] = None
+            token.attrSet("href", self._relative(source, code_name(target)))
             result.append(token)
             return "-"
         if name is None:

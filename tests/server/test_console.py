@@ -381,6 +381,18 @@ async def test_docs_lead_to_the_site_of_this_version(world: World, browser: Brow
     assert "script-src 'self'" in reply.headers["content-security-policy"]
 
 
+async def test_docs_serve_code_as_text(world: World, browser: Browser, tmp_path: Path) -> None:
+    code = tmp_path / __version__ / "code" / "src.holdfast.a.py.txt"
+    code.parent.mkdir(parents=True)
+    code.write_text("x = '<script>'\n")
+    (tmp_path / "index.html").write_text("all versions")
+    present(world.app.console).documentation = ConsoleAssets(tmp_path)
+    reply = await browser.call("GET", f"/docs/{__version__}/code/{code.name}")
+    assert (reply.code, reply.body) == (200, b"x = '<script>'\n")
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+
+
 async def test_docs_serve_only_files_of_the_site(world: World, browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "index.html").write_text("all versions")

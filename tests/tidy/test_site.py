@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -89,11 +91,45 @@ def test_light_picture_has_its_dark_one_and_a_link_to_a_picture_works(tmp_path: 
     assert set(page.pictures) == {"docs/pictures/a-light.png", "docs/pictures/a-dark.png", "docs/pictures/b-light.png"}
 
 
-def test_link_to_a_file_of_the_tree_shows_its_path_once(tmp_path: Path) -> None:
+def test_link_to_a_file_that_the_site_does_not_have_shows_its_path_once(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "x.py").write_text("")
     (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "x.yaml").write_text("")
-    body = rendered(tmp_path, "# A\n\n[`examples/x.yaml`](../examples/x.yaml) and [this](../examples/x.yaml)\n")
-    assert "<code>examples/x.yaml</code> and this (examples/x.yaml)" in body
+    body = rendered(tmp_path, "# A\n\n[`tests/x.py`](../tests/x.py), [this](../tests/x.py), [all](../examples)\n")
+    assert "<code>tests/x.py</code>, this (tests/x.py), all (examples)" in body
+
+
+def test_link_to_code_opens_it_as_text(tmp_path: Path) -> None:
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    (tmp_path / "src" / "a" / "b.py").write_text("")
+    body = rendered(tmp_path, "# A\n\n[`f`](../src/a/b.py)\n")
+    assert '<a href="code/src.a.b.py.txt"><code>f</code></a>' in body
+
+
+def test_only_newer_code_that_the_site_shows_makes_it_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    shown, other = tree / "src" / "shown.py", tree / "src" / "other.py"
+    copy = out / __version__ / "code" / "src.shown.py.txt"
+    for path in (shown, other, copy, out / "index.html", *(tree / name for name in build_site.OUTSIDE)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    monkeypatch.setattr(build_site, "ROOT", tree)
+    monkeypatch.setattr(build_site, "DOCS", tree / "docs")
+    built = time.time() + 3600
+    os.utime(out / "index.html", (built, built))
+    os.utime(other, (built + 1, built + 1))
+    assert build_site.is_current(out)
+    os.utime(shown, (built + 1, built + 1))
+    assert not build_site.is_current(out)
+
+
+def test_code_in_the_site_is_that_of_the_tree(built: Path, root: Path) -> None:
+    shown = (built / __version__ / "code" / "src.holdfast.authority.lease_book.py.txt").read_text()
+    assert shown == (root / "src/holdfast/authority/lease_book.py").read_text()
+    assert (
+        'href="../code/src.holdfast.authority.lease_book.py.txt"'
+        in (built / __version__ / "concepts" / "fencing.html").read_text()
+    )
 
 
 def test_built_pages_need_no_network_and_no_inline_code(built: Path) -> None:
@@ -122,7 +158,10 @@ def test_references_of_built_pages_are_files_of_the_site(built: Path) -> None:
 
 
 def test_site_is_small(built: Path) -> None:
-    assert sum(path.stat().st_size for path in built.rglob("*") if path.is_file()) < 10_000_000
+    sizes = {path: path.stat().st_size for path in built.rglob("*") if path.is_file()}
+    code = sum(size for path, size in sizes.items() if path.parent.name == "code")
+    assert sum(sizes.values()) - code < 10_000_000
+    assert code < 1_000_000
 
 
 def test_versions_built_before_stay_and_are_listed(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
     ".png": "image/png",
+    ".txt": "text/plain; charset=utf-8",
 }
 _NOT_BUILT = b"""<!doctype html><html lang="en"><title>Holdfast console</title>
 <p>The console is not built. Next: make console, then load this page again.</p></html>
