@@ -27,6 +27,12 @@ def test_decisions_of_other_revisions_are_not_counted() -> None:
     assert (found.decisions, found.same, found.different, found.additional, found.missing) == (1, 2, 1, 1, 3)
 
 
+def test_replicas_of_batches_that_were_not_compared_are_counted_apart() -> None:
+    recorded = [decision("a", Shadow(revision="new", same=2)), decision("b", Shadow(revision="new", skipped=3))]
+    found = compare_shadow("west", recorded, "new")
+    assert (found.decisions, found.same, found.different, found.skipped) == (1, 2, 0, 3)
+
+
 def test_differences_name_both_nodes_and_are_bounded() -> None:
     other = Shadow(revision="new", different=1, entries=(ShadowEntry(replica="web-0", node="n2"),))
     nowhere = Shadow(revision="new", missing=1, entries=(ShadowEntry(replica="web-0", reason="InsufficientCpu"),))

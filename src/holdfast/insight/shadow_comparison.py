@@ -21,6 +21,8 @@ class ShadowResult(msgspec.Struct, frozen=True):
     different: int = 0
     additional: int = 0
     missing: int = 0
+    skipped: int = 0
+    """Replicas that were placed in batches that were not compared."""
     examples: tuple[str, ...] = ()
 
 
@@ -30,11 +32,12 @@ def compare_shadow(region: str, decisions: Iterable[Decision], revision: str) ->
     shadows = [d.spec.shadow for d in found if d.spec.shadow is not None]
     return ShadowResult(
         region=region,
-        decisions=len(found),
+        decisions=sum(bool(s.same + s.different) for s in shadows),
         same=sum(s.same for s in shadows),
         different=sum(s.different for s in shadows),
         additional=sum(s.additional for s in shadows),
         missing=sum(s.missing for s in shadows),
+        skipped=sum(s.skipped for s in shadows),
         examples=tuple(line for d in found for line in _difference_lines(region, d))[:EXAMPLES_MAX],
     )
 

@@ -112,7 +112,8 @@ class Shadow(ApiStruct, frozen=True):
     """Result of the shadow policy for the same replicas on the same snapshot.
 
     `additional` counts replicas that only the shadow policy placed, `missing` those that only the active policy
-    placed. `entries` lists the first differences.
+    placed, `skipped` those that the active policy placed in a batch that was not compared. Replicas that neither policy
+    placed are not counted. `entries` lists the first differences.
     """
 
     revision: str
@@ -120,6 +121,7 @@ class Shadow(ApiStruct, frozen=True):
     different: int = visible_default(0)
     additional: int = 0
     missing: int = 0
+    skipped: int = 0
     entries: tuple[ShadowEntry, ...] = ()
 
 

@@ -160,10 +160,11 @@ REGIONAL_NOTES: dict[str, dict[str, str]] = {
     },
     "ScoreComponent": {"value": "Score between 0 and 100."},
     "Shadow": {
-        "same": "Replicas that the shadow revision places the same.",
+        "same": "Replicas that the shadow revision places the same. Those that neither places are not counted.",
         "different": "Replicas that it places elsewhere.",
         "additional": "Replicas that only it places.",
         "missing": "Replicas that it does not place.",
+        "skipped": "Replicas that were placed in a batch that was not compared.",
         "entries": "Replicas that differ.",
     },
     "PreemptionEvidence": {

@@ -16,6 +16,7 @@ MERGE_PATCH = "application/merge-patch+json"
 POLL_EVERY_S = 0.1
 SHADOW_POLLS_MAX = 30
 BUILT_IN_REVISION = "builtin"
+SKIPPED_WHY = "a region compares at most one batch per quarter second"
 
 
 @click.group()
@@ -325,6 +326,7 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
     policy's own rules are shadowed. Run the command again to see newer results.
 
     Every compared replica is in one of the four columns after REPLICAS. OTHER NODE counts other preemption victims too.
+    Replicas that neither rule set places are not counted. A last line counts those of batches that were not compared.
 
     \b
     Examples:
@@ -366,6 +368,8 @@ def shadow(name: str, file: str | None, state: str, output: str) -> None:
     click.echo(table(("REGION", *columns), rows))
     for line in shadowed["examples"]:
         click.echo(f"  {line}")
+    if skipped := [f"{r['skipped']} in {r['region']}" for r in shadowed["regions"] if r["skipped"]]:
+        click.echo(f"placed but not compared: {', '.join(skipped)}; {SKIPPED_WHY}")
 
 
 def other_node(row: dict[str, Any]) -> int:
