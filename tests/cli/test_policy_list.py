@@ -12,6 +12,7 @@ from holdfast.cli.commands.policy import (
     foreign_revision_notes,
     listed_revisions,
     other_node,
+    recovery_note,
     refuse_second_policy,
     replaced_revisions,
     replacing_patch,
@@ -196,6 +197,17 @@ def test_promoting_beside_another_active_policy_is_refused_with_the_next_step() 
     assert "policy default is in stage Active" in refusal.value.message
     assert refusal.value.next_step.startswith("holdfast policy shadow default -f FILE")
     assert refusal.value.code is ExitCode.CONFLICT
+
+
+def test_promotion_names_the_filters_that_the_recovery_condition_does_not_count() -> None:
+    gate = {"name": "gpu-only", "expression": "'gpu' in request.resources"}
+    plain = {"name": "no-lab", "expression": "node.pool != 'lab'"}
+    assert not recovery_note({"queue": ["Age"]})
+    assert "RecoveryBacked" not in recovery_note({"filterExpressions": [plain]})
+    note = recovery_note({"filterExpressions": [gate, plain]})
+    assert "RecoveryBacked does not count gpu-only," in note and note.endswith(
+        "next: holdfast plan --lose-region REGION"
+    )
 
 
 def test_columns_of_a_shadow_comparison_add_up_to_the_replicas() -> None:

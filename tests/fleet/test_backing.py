@@ -23,6 +23,7 @@ from holdfast.model.quantity import Amount
 from holdfast.model.quota import Quota, QuotaSpec
 from holdfast.model.recovery_budget import RecoveryBudget, RecoveryBudgetSpec, SlotShape
 from holdfast.model.region import HealthState, RecoverySlotReport, Region, RegionHealth
+from holdfast.model.scheduler_policy import FilterExpression, PolicyRevision, PolicyRevisionSpec, PolicyRules
 from holdfast.model.times import seconds_text
 from holdfast.model.workload import BackingBlock, RecoveryObjective, Workload
 from holdfast.model.writes import SetStatus
@@ -61,6 +62,21 @@ def world(*more: Object, allowance: str = "8", kept: int = 4, tenants: tuple[str
         assignment(where="y", status=serving),
         *more,
     )
+
+
+def test_message_names_the_filters_that_are_not_counted() -> None:
+    gate = FilterExpression(name="gpu-only", expression="!('gpu' in node.capacity) || 'gpu' in request.resources")
+    lab = FilterExpression(name="no-lab", expression="node.pool != 'request'")
+    rules = PolicyRules(filter_expressions=(gate, lab))
+    revision = PolicyRevision(metadata=meta("gpu-1"), spec=PolicyRevisionSpec(policy="default", rules=rules))
+    view = world(revision)
+    said = only(backing.decide(backing.ALL_OBJECTIVES, view, 1.0).writes, SetStatus).blocks["backing"].message
+    assert "not counting" not in said, "no region uses the revision"
+    before = present(view.get(Region, "x"))
+    report = msgspec.structs.replace(present(before.status.report), policy="gpu-1")
+    view.put(with_new_revision(before, status=msgspec.structs.replace(before.status, report=report)))
+    said = only(backing.decide(backing.ALL_OBJECTIVES, view, 1.0).writes, SetStatus).blocks["backing"].message
+    assert "(gpu-only of policy revision gpu-1); see holdfast plan --lose-region" in said
 
 
 def test_objective_is_backed_by_enough_slots() -> None:

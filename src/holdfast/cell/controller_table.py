@@ -222,7 +222,7 @@ def _incident_controllers() -> tuple[Controller, ...]:
                 Assignment: backing.woken_by_assignment,
                 Recovery: backing.woken_by_recovery,
             },
-            reads=(PriorityClass, Tenant),
+            reads=(PriorityClass, Tenant, PolicyRevision),
             resync_s=10.0,
             pause_per_pass=9.0,  # a tenth of the process at most
         ),

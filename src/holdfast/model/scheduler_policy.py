@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import re
 
 import msgspec
 
@@ -113,6 +114,20 @@ class PolicyRules(ApiStruct, frozen=True):
     queue: tuple[QueueKey, ...] = visible_default(DEFAULT_QUEUE)
     preemption: PreemptionRules = msgspec.field(default_factory=PreemptionRules)
     partition_mode: PartitionMode = visible_default(PartitionMode.WAIT)
+
+
+_STRING = re.compile(r"'[^']*'|\"[^\"]*\"")
+_REQUEST = re.compile(r"\brequest\b")
+
+
+def reads_request(expression: str) -> bool:
+    return bool(_REQUEST.search(_STRING.sub("''", expression)))
+
+
+def filters_that_read_requests(rules: PolicyRules) -> tuple[str, ...]:
+    """Names of the filter expressions that accept a node for some requests only. A region reports its recovery slots
+    without applying them, because it does not know the requests of workloads that run elsewhere."""
+    return tuple(e.name for e in rules.filter_expressions if reads_request(e.expression))
 
 
 class GuardAction(enum.StrEnum):

@@ -19,7 +19,7 @@ import msgspec
 from cel_expr_python import cel
 
 from holdfast.model.node import Node, node_capacity
-from holdfast.model.scheduler_policy import FilterExpression
+from holdfast.model.scheduler_policy import FilterExpression, reads_request
 from holdfast.scheduling.replica_requirements import ReplicaRequirements
 
 # Loops (macros such as `all`) of one CEL expression. More are refused: the expression runs for every node.
@@ -187,7 +187,7 @@ def _untested_key(field: str, key: str, read: str) -> ExpressionError:
 
 def closes_to_all_requests(expressions: Iterable[FilterExpression], node: Node) -> bool:
     """Whether a filter that does not read the request refuses the node, so that nothing is placed there."""
-    own = [e.expression for e in expressions if not _REQUEST.search(_STRING.sub("''", e.expression))]
+    own = [e.expression for e in expressions if not reads_request(e.expression)]
     if not own:
         return False
     facts = {"node": node_facts(node), "request": SAMPLE_REQUEST}

@@ -9,7 +9,7 @@ import click
 from holdfast.cli.document_files import read_document
 from holdfast.cli.options import output_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
-from holdfast.platform.output import print_json, table
+from holdfast.platform.output import print_json, print_note, table
 
 PATH = "/apis/holdfast.dev/v1/schedulerpolicies"
 MERGE_PATCH = "application/merge-patch+json"
@@ -398,6 +398,21 @@ def promote(name: str, canary: tuple[str, ...], state: str, output: str) -> None
         refuse_second_policy(name, policies.policies())
         stored = policies.patch(name, {"stage": stage, "canaryRegions": list(canary)})
     _print(output, stored, f"policy {name}: {stage} in {', '.join(canary) if canary else 'all regions'}")
+    if note := recovery_note(stored["spec"].get("rules", {})):
+        print_note(note)
+
+
+def recovery_note(rules: dict[str, Any]) -> str:
+    """Says that recovery follows the filters, and which ones RecoveryBacked does not count; empty without filters."""
+    import msgspec
+
+    from holdfast.model.scheduler_policy import PolicyRules, filters_that_read_requests
+
+    if not rules.get("filterExpressions"):
+        return ""
+    names = filters_that_read_requests(msgspec.convert(rules, PolicyRules))
+    uncounted = f"; RecoveryBacked does not count {', '.join(names)}, because it reads the request" if names else ""
+    return f"recovery replicas follow these filters too{uncounted}; next: holdfast plan --lose-region REGION"
 
 
 def refuse_second_policy(name: str, policies: list[dict[str, Any]]) -> None:

@@ -25,6 +25,7 @@ from holdfast.model.reasons import Reason
 from holdfast.model.recovery import Recovery
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
+from holdfast.model.scheduler_policy import PolicyRevision, filters_that_read_requests
 from holdfast.model.tenant import Tenant, is_dedicated
 from holdfast.model.times import seconds_text
 from holdfast.model.view import View
@@ -244,13 +245,14 @@ def unbacked_objectives(view: View, now: float, budgets: Sequence[RecoveryBudget
 def decide(key: Key, view: View, now: float) -> Outcome:
     """Sets the backing status of all critical workloads together, because they share recovery slots and allowances."""
     short = unbacked_objectives(view, now)
+    uncounted = _filters_not_counted(view)
     writes: list[Write] = []
     for workload in view.list(Workload):
         block: BackingBlock | None = None
         if workload.spec.recovery is not None and not workload.metadata.terminating:
             why = short.get(workload.key, "")
             reason = Reason.NOT_BACKED if why else Reason.BACKED
-            said = why or "recovery slots and allowances cover the loss of any one region or zone"
+            said = why or f"recovery slots and allowances cover the loss of any one region or zone{uncounted}"
             old = workload.status.backing
             known = old.last_proven if old is not None else None
             since = old.since if old is not None and old.backed == (not why) else seconds_text(now)
@@ -259,6 +261,21 @@ def decide(key: Key, view: View, now: float) -> Outcome:
         if block != workload.status.backing:
             writes.append(SetStatus("Workload", workload.key, workload.uid, blocks={"backing": block}))
     return Outcome(writes=tuple(writes[:256]))
+
+
+def _filters_not_counted(view: View) -> str:
+    """The filter expressions of the regions' policies that may refuse a critical workload the nodes of free slots."""
+    used = {region.status.report.policy for region in view.list(Region) if region.status.report is not None}
+    named = [
+        f"{', '.join(names)} of policy revision {revision.metadata.name}"
+        for revision in sorted(view.list(PolicyRevision), key=lambda r: r.metadata.name)
+        if revision.metadata.name in used and (names := filters_that_read_requests(revision.spec.rules))
+    ]
+    if not named:
+        return ""
+    return (
+        f", not counting filter expressions that read the request ({'; '.join(named)}); see holdfast plan --lose-region"
+    )
 
 
 def keys(view: View) -> Iterable[Key]:
