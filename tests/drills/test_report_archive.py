@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast.drills import report_archive
-from holdfast.drills.report import DrillReport
+from holdfast.drills.report import DrillReport, not_reached_text
 from holdfast.drills.report_archive import (
     compare_results,
     compare_stages,
@@ -56,14 +57,27 @@ def test_comparison_names_slower_stages_and_changed_results(tmp_path: Path) -> N
     layout = Layout(tmp_path)
     keep_report(layout, report("01T10:00:00", clock={"lost": 10.0, "serving": 20.0, "closed": 60.0}))
     keep_report(layout, report("02T10:00:00", region="west", clock={"lost": 1.0}))
-    keep_report(
-        layout, report("03T10:00:00", clock={"lost": 12.0, "serving": 31.0}, passed=False, violations=["S1: x"])
-    )
+    late = f"{not_reached_text('closed', 300)}; acme/web: 0 of 4 serve"
+    later = report("03T10:00:00", passed=False, violations=["S1: x"], failures=[late])
+    keep_report(layout, msgspec.structs.replace(later, clock={"lost": 12.0, "serving": 31.0}))
     every = kept_reports(layout)
     before = previous_report(every, every[0])
     assert before is not None and before.id == "20261101T100000-zone-loss-east", "the same drill and region"
     rows = {row.stage: row for row in compare_stages(before.report, every[0].report)}
     assert {stage: row.slower for stage, row in rows.items()} == {"lost": False, "serving": True, "closed": True}
     assert rows["closed"].after_s is None
-    assert list(compare_results(before.report, every[0].report)) == ["passed → failed", "new in violations: S1: x"]
+    assert [rows[stage].text for stage in ("lost", "serving", "closed")] == ["", "slower", "not reached"]
+    assert list(compare_results(before.report, every[0].report))[:2] == ["passed → failed", "new in violations: S1: x"]
     assert previous_report(every, every[-1]) is None
+
+
+def test_stage_that_only_one_drill_awaited_is_not_slower() -> None:
+    """Regression: a drill with --no-fail-back was called slower, because it has no stages of the failback."""
+    whole, short = (
+        report("01T10:00:00", clock={"lost": 10.0, "closed": 60.0}),
+        report("02T10:00:00", clock={"lost": 9.0}),
+    )
+    rows = {row.stage: row for row in compare_stages(whole, short)}
+    assert (rows["closed"].slower, rows["closed"].text) == (False, "only in the earlier report")
+    rows = {row.stage: row for row in compare_stages(short, whole)}
+    assert (rows["closed"].slower, rows["closed"].text) == (False, "only in the later report")

@@ -19,7 +19,7 @@ from holdfast.drills.change_recorder import ChangeRecorder, RecordedChange
 from holdfast.drills.outage import region_plan
 from holdfast.drills.platform_observer import Item, PlatformObserver, UsedBefore, regional_violations, violations
 from holdfast.drills.recovery_path import recovery_path
-from holdfast.drills.report import DrillReport, HistoryJudgement, IncidentAnswers
+from holdfast.drills.report import DrillReport, HistoryJudgement, IncidentAnswers, not_reached_text
 from holdfast.drills.shortfalls import service_shortfall, shortfalls
 from holdfast.drills.unreturned_resources import unreturned_resources
 from holdfast.foundation.exit_codes import CommandError, ExitCode
@@ -140,7 +140,7 @@ class DrillRun:
                 if stop.code is not ExitCode.UNREACHABLE:
                     raise
             if time.monotonic() >= deadline:
-                late = f"not reached within {within_s or self.timeout_s:.0f} s: {stage}"
+                late = not_reached_text(stage, within_s or self.timeout_s)
                 self.failures.append("; ".join((late, *self._shortfalls())))
                 return False
             if every_s == POLL_EVERY_S and time.monotonic() - self._checked_mono_s >= CHECK_EVERY_S:

@@ -47,7 +47,7 @@ def run(drill: DrillRun, *, fail_back: bool) -> None:
     if fail_back and recovery:
         drill.say(f"restarting region {drill.region}; waiting for failback")
         allow_restart(drill.layout, names)
-        drill.wait_until("recovery Closed", lambda: _closed(drill))
+        drill.wait_until("recovery Closed", lambda: _marked_phase(drill) == "Closed")
 
 
 def _restore(drill: DrillRun, names: list[str]) -> None:
@@ -77,9 +77,7 @@ def _served(drill: DrillRun, seconds: dict[str, float]) -> bool:
 def _recorded(drill: DrillRun) -> Item:
     """Waits until the Recovery's own status shows the success, and returns it. Its clock is part of the report."""
     drill.wait_until(
-        "the Recovery records it",
-        lambda: newest_recovery(drill).get("status", {}).get("phase") != "Open",
-        within_s=RECORDED_WITHIN_S,
+        "the Recovery records it", lambda: _marked_phase(drill) not in ("", "Open"), within_s=RECORDED_WITHIN_S
     )
     return newest_recovery(drill)
 
@@ -122,11 +120,12 @@ def _check_addresses(drill: DrillRun) -> None:
     drill.facts["reachableAddresses"] = answered
 
 
-def _closed(drill: DrillRun) -> bool:
-    phase = newest_recovery(drill).get("status", {}).get("phase", "")
+def _marked_phase(drill: DrillRun) -> str:
+    """The phase of the newest Recovery. Each phase after `Open` is a stage of the report."""
+    phase = str(newest_recovery(drill).get("status", {}).get("phase", ""))
     if phase and phase != "Open":
         drill.mark(f"recovery {phase}")
-    return bool(phase == "Closed")
+    return phase
 
 
 def _print_timeline(drill: DrillRun, recovery: Item, seconds: dict[str, float], *, served: bool) -> None:

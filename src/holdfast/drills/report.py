@@ -11,6 +11,15 @@ LINES_MAX = 24
 """Lines of one answer that the text shows. JSON and kept reports contain all lines."""
 
 
+NOT_REACHED = re.compile(r"not reached within [0-9]+ s: ([^;]+)")
+"""What `not_reached_text` returns. The group is the stage."""
+
+
+def not_reached_text(stage: str, within_s: float) -> str:
+    """The failure of a drill that waited for a stage in vain."""
+    return f"not reached within {within_s:.0f} s: {stage}"
+
+
 class IncidentAnswers(msgspec.Struct, frozen=True, rename="camel"):
     """Answers to `QUESTIONS`, as lines of text. Each line is a recorded fact."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from holdfast.console.drill_desk import DrillDesk, DrillResult
-from holdfast.drills.report import DrillReport
+from holdfast.drills.report import NOT_REACHED, DrillReport
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.model.times import micro_text
 from holdfast.platform.layout import Layout, write_atomically
@@ -48,18 +48,28 @@ class KeptReport(msgspec.Struct, frozen=True):
 
 
 class StageChange(msgspec.Struct, frozen=True, rename="camel"):
-    """One stage in two reports; None if a report does not have it."""
+    """One stage in two reports; None if a report does not have it, because it was not awaited or not reached."""
 
     stage: str
     before_s: float | None
     after_s: float | None
+    not_reached: bool = False
+    """The later drill waited for the stage in vain."""
 
     @property
     def slower(self) -> bool:
-        """Whether the stage takes much longer, or is missing now."""
+        """Whether the stage takes much longer, or was awaited in vain."""
         if self.before_s is None or self.after_s is None:
-            return self.after_s is None
+            return self.not_reached
         return self.after_s > self.before_s * SLOWER_FRACTION and self.after_s - self.before_s >= SLOWER_S
+
+    @property
+    def text(self) -> str:
+        if self.not_reached:
+            return "not reached"
+        if self.before_s is None or self.after_s is None:
+            return f"only in the {'later' if self.before_s is None else 'earlier'} report"
+        return "slower" if self.slower else ""
 
 
 def keep_refusal(layout: Layout, drill: str, region: str, reason: str, *, planned: bool) -> str:
@@ -124,7 +134,12 @@ def previous_report(every: Sequence[KeptReport], kept: KeptReport) -> KeptReport
 def compare_stages(before: DrillReport, after: DrillReport) -> list[StageChange]:
     """All stages of both reports, in the order of the later report."""
     stages = dict.fromkeys((*sorted(after.clock, key=lambda s: after.clock[s]), *before.clock))
-    return [StageChange(stage, before.clock.get(stage), after.clock.get(stage)) for stage in stages]
+    late = {found[1] for text in after.failures if (found := NOT_REACHED.match(text)) is not None}
+    stages |= dict.fromkeys(sorted(late))
+    return [
+        StageChange(stage, before.clock.get(stage), after.clock.get(stage), stage in late and stage not in after.clock)
+        for stage in stages
+    ]
 
 
 def compare_results(before: DrillReport, after: DrillReport) -> Iterator[str]:

@@ -77,7 +77,11 @@ def list_drills(output: str) -> None:
 )
 @click.option("--timeout", "timeout_s", type=float, default=300.0, show_default=True, help="Seconds for each phase.")
 @click.option("--seconds", type=float, default=90.0, show_default=True, help="partition: duration of the partition.")
-@click.option("--fail-back/--no-fail-back", default=True, help="region-loss: also wait for failback.")
+@click.option(
+    "--fail-back/--no-fail-back",
+    default=True,
+    help="region-loss: also wait for failback (default); the region is started again in any case.",
+)
 @click.option("--if-healthy", is_flag=True, help="Start only if the fleet is whole and not in planned maintenance.")
 @directory_option
 @quiet_option
@@ -306,7 +310,7 @@ def compare_reports(report: str, before: str, *, state: str, output: str) -> int
         ]
         print_json({"report": new.id, "before": old.id, "stages": rows, "results": results})
     else:
-        shown = [(s.stage, _seconds(s.before_s), _seconds(s.after_s), "slower" if s.slower else "") for s in stages]
+        shown = [(s.stage, _seconds(s.before_s), _seconds(s.after_s), s.text) for s in stages]
         click.echo(table(("STAGE", old.id, new.id, "CHANGE"), shown))
         for line in results:
             click.echo(line)
