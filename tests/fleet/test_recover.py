@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 from tests.expected import of_type, present
@@ -71,9 +73,16 @@ class Fleet:
         return {(a.spec.workload, a.spec.region): a for a in self.cache.list(Assignment) if a.spec.purpose is purpose}
 
     def all_serve(self) -> None:
+        self._serve(self.cache.list(Assignment))
+
+    def serve(self, name: str, workload: str) -> None:
+        """All replicas of one workload serve in one region."""
+        self._serve([a for a in self.cache.list(Assignment) if (a.spec.region, a.spec.workload) == (name, workload)])
+
+    def _serve(self, assignments: Iterable[Assignment]) -> None:
         from holdfast.model.region import Region
 
-        for item in self.cache.list(Assignment):
+        for item in list(assignments):
             there = self.cache.get(Region, item.spec.region)
             if there is not None and there.status.health.state is HealthState.HEALTHY:
                 n = item.spec.replicas

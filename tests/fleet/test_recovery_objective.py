@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.expected import present
-from tests.factories import meta
+from tests.factories import meta, with_new_revision
 from tests.fleet.test_recover import NOW, Fleet, fleet
 
 from holdfast.fleet.recovery.objective import WORKLOADS_NAMED_MAX, objective_condition
 from holdfast.fleet.recovery.proof import proof_of_workload
 from holdfast.fleet.recovery.recover import RECOVERY_STABLE_S
-from holdfast.model.meta import Condition, find_condition
+from holdfast.model.meta import Condition, Key, find_condition
 from holdfast.model.recovery import (
     OBJECTIVE_MET,
     ObjectiveOutcome,
@@ -23,6 +24,8 @@ from holdfast.model.recovery import (
 )
 from holdfast.model.region import HealthState
 from holdfast.model.times import micro_text
+from holdfast.model.workload import Workload
+from holdfast.model.writes import SetStatus
 from holdfast.server.tables import COLUMNS
 
 SPEC = RecoverySpec(region="a", started_at=micro_text(NOW), deadline_seconds=300)
@@ -194,3 +197,79 @@ def test_condition_names_a_bounded_number_of_workloads() -> None:
     item = Recovery(meta("r1"), SPEC, RecoveryStatus(workloads=rows))
     said = objective_condition(item, item.status, NOW + 301).message
     assert said.count("acme/") == WORKLOADS_NAMED_MAX and said.endswith(f"{20 - WORKLOADS_NAMED_MAX} more")
+
+
+def rows(f: Fleet) -> dict[str, WorkloadProgress]:
+    return {row.workload: row for row in f.recovery.status.workloads}
+
+
+def withdraw(f: Fleet, name: str) -> None:
+    f.cache.remove(Workload, Key("acme", name), int(meta("gone").resource_version))
+
+
+def test_recovery_keeps_the_row_of_a_workload_that_is_deleted_before_it_closes() -> None:
+    """Regression: the record of a drill lost the drill's own workload, which is deleted when the drill ends."""
+    f = fleet(2)
+    lost(f)
+    f.all_serve()
+    f.step("a")
+    served = rows(f)["api0"]
+    withdraw(f, "api0")
+    f.step("a")
+    kept = rows(f)["api0"]
+    assert (kept.served_at, kept.serving, kept.served_after_seconds) == (served.served_at, 4, 13.5)
+    assert kept.withdrawn_at
+    assert kept.message == "the workload was deleted"
+    assert "1 of 1 critical workload(s) serve elsewhere; 1 withdrawn since" in f.recovery.status.conditions[0].message
+    assert "2 critical workload(s) served after 13.5 s" in objective(f).message
+    assert not [w for w in f.step("a") if isinstance(w, SetStatus)], "it is recorded once"
+    close(f)
+    assert rows(f)["api0"] == kept
+    assert proof_of_workload((f.recovery,), "acme", "api0", None) is None, "a new workload of its name is not proven"
+    assert present(proof_of_workload((f.recovery,), "acme", "api1", None)).seconds == 13.5
+
+
+def test_workload_that_gives_up_its_objective_delays_the_recovery_no_longer() -> None:
+    f = fleet(2)
+    lost(f)
+    item = present(f.cache.get(Workload, "api0", "acme"))
+    f.cache.put(with_new_revision(item, spec=msgspec.structs.replace(item.spec, recovery=None)))
+    for other in ("b", "c"):
+        f.serve(other, "api1")
+    f.step("a")
+    assert f.phase() is RecoveryPhase.RECOVERED
+    assert rows(f)["api0"].message == "the workload has no recovery objective any more"
+    assert "1 critical workload(s) served after" in objective(f).message, "api0 did not serve elsewhere"
+    f.now += 300
+    f.step("a")
+    assert (objective(f).status, shown(f)) == ("True", "Met")
+
+
+def test_new_critical_workload_of_the_same_name_replaces_the_row() -> None:
+    f = fleet(2)
+    lost(f)
+    f.all_serve()
+    f.step("a")
+    item = present(f.cache.get(Workload, "api0", "acme"))
+    withdraw(f, "api0")
+    f.step("a")
+    f.cache.put(with_new_revision(item))
+    f.step("a")
+    assert not rows(f)["api0"].withdrawn_at
+    assert len(f.recovery.status.workloads) == 2
+
+
+def test_each_workload_records_its_own_seconds_and_proves_them() -> None:
+    f = fleet(2)
+    lost(f)
+    f.serve("b", "api0")
+    f.step("a")
+    f.now += 3
+    f.all_serve()
+    f.step("a")
+    took = {name: row.served_after_seconds for name, row in rows(f).items()}
+    assert took == {"api0": 13.5, "api1": 17.0}
+    proofs = [present(proof_of_workload((f.recovery,), "acme", name, None)).seconds for name in ("api0", "api1")]
+    assert proofs == [13.5, 17.0]
+    cells = {c.name: c.cell(f.recovery) for c in COLUMNS["Recovery"]}
+    assert (cells["Seconds"], cells["Deadline"]) == ("17.0", "300")

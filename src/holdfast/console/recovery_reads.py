@@ -12,7 +12,7 @@ from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.core import Event
 from holdfast.model.errors import NotFound
 from holdfast.model.override import Override
-from holdfast.model.recovery import ObjectiveOutcome, Recovery, RecoveryPhase, objective_outcome
+from holdfast.model.recovery import ObjectiveOutcome, Recovery, RecoveryPhase, live_rows, objective_outcome
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import Region
 from holdfast.model.scheduler_policy import PolicyRevision
@@ -170,7 +170,7 @@ def _marks(item: Recovery, started_s: float) -> tuple[ClockMark, ...]:
 def _next(item: Recovery) -> str:
     match item.status.phase:
         case RecoveryPhase.OPEN:
-            late = [w for w in item.status.workloads if w.serving < w.wanted]
+            late = [w for w in live_rows(item.status) if w.serving < w.wanted]
             if not late:
                 return "recover closes the clock"
             one = late[0]

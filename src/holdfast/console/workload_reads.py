@@ -13,7 +13,7 @@ from holdfast.model.assignment import Assignment, Purpose
 from holdfast.model.errors import NotFound
 from holdfast.model.lifecycle import Stage
 from holdfast.model.newest_template import UnservedTemplate, undo_revision, undo_template, unserved_template
-from holdfast.model.recovery import Recovery, is_open
+from holdfast.model.recovery import Recovery, is_open, live_rows
 from holdfast.model.workload import Workload, WorkloadType, is_indexed, wanted_replicas
 
 # Workloads on one page at most.
@@ -388,4 +388,4 @@ def _unserved(state: str, unserved: UnservedTemplate) -> Sentence:
 
 def _is_in(recovery: Recovery, workload: Workload) -> bool:
     key = (workload.metadata.namespace, workload.metadata.name)
-    return any((w.tenant, w.workload) == key for w in recovery.status.workloads)
+    return any((w.tenant, w.workload) == key for w in live_rows(recovery.status))

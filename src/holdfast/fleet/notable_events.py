@@ -21,7 +21,7 @@ from holdfast.model.notification import (
     NotificationType,
 )
 from holdfast.model.override import Override, is_in_force, maintenance_of_region
-from holdfast.model.recovery import ObjectiveOutcome, Recovery, is_late, objective_outcome
+from holdfast.model.recovery import ObjectiveOutcome, Recovery, is_late, judged_rows, objective_outcome
 from holdfast.model.recovery_budget import RecoveryBudget
 from holdfast.model.region import CellWarning, HealthState, Region
 from holdfast.model.times import parse_time, seconds_text
@@ -143,7 +143,7 @@ def _recovery_events(view: View, now: float) -> Iterator[NotableEvent]:
         subject = EventSubject(kind="Recovery", name=name)
         began_s = parse_time(spec.started_at or recovery.metadata.creation_timestamp)
         lost = f"{spec.region}/{spec.zone}" if spec.zone else spec.region
-        workloads = f"{len(status.workloads)} critical workloads"
+        workloads = f"{len(judged_rows(status))} critical workloads"
         text = f"recovery {name}: {lost} is lost, {workloads} are recovered elsewhere"
         yield _event(f"recovery-started/{recovery.uid}", NotificationType.RECOVERY_STARTED, text, subject, began_s)
         deadline_s = began_s + spec.deadline_seconds

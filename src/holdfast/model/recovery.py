@@ -34,7 +34,7 @@ class AbandonedTarget(ApiStruct, frozen=True):
 
 class RecoveryProof(ApiStruct, frozen=True):
     """The newest Recovery, of a drill or a real loss, that kept the promise: when, after the loss of which region, and
-    how many seconds after the loss was detected."""
+    how many seconds after the region's last report: for a workload its own time, for a budget that of all workloads."""
 
     at: str
     recovery: str
@@ -44,6 +44,9 @@ class RecoveryProof(ApiStruct, frozen=True):
 
 class WorkloadProgress(ApiStruct, frozen=True):
     """Progress of one critical workload. Counts cover all its replicas in the target region, ordinary and recovery.
+
+    A workload that is deleted or gives up its objective while the Recovery is open keeps its row, with the last counts
+    and `withdrawnAt`. It delays nothing any more.
 
     `bestProgress` is the highest value of bound + ready + serving so far, `lastProgressAt` the time it was reached.
     Both are unset while the workload waits for its turn and after it serves `minServing`. `recoveryReplicas` is the
@@ -66,6 +69,8 @@ class WorkloadProgress(ApiStruct, frozen=True):
     last_progress_at: str = ""
     abandoned_targets: tuple[AbandonedTarget, ...] = ()
     served_at: str = ""
+    served_after_seconds: float = 0.0
+    withdrawn_at: str = ""
 
 
 class StageClock(ApiStruct, frozen=True):
@@ -166,8 +171,18 @@ def serves_elsewhere(row: WorkloadProgress, spec: RecoverySpec) -> bool:
 def is_late(row: WorkloadProgress, spec: RecoverySpec) -> bool:
     """Whether the workload did not serve `minServing` elsewhere within the deadline of the incident."""
     if not row.served_at or not spec.started_at:
-        return not row.served_at
+        return not row.served_at and not row.withdrawn_at
     return parse_time(row.served_at) - parse_time(spec.started_at) > spec.deadline_seconds
+
+
+def live_rows(status: RecoveryStatus) -> list[WorkloadProgress]:
+    """The workloads that still have an objective."""
+    return [row for row in status.workloads if not row.withdrawn_at]
+
+
+def judged_rows(status: RecoveryStatus) -> list[WorkloadProgress]:
+    """The workloads that the outcome is about: all but those that were withdrawn before they served."""
+    return [row for row in status.workloads if row.served_at or not row.withdrawn_at]
 
 
 def is_open(recovery: Recovery) -> bool:

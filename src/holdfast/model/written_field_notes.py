@@ -435,6 +435,8 @@ WRITTEN_NOTES: dict[str, dict[str, str]] = {
         "bestProgress": "Highest sum of bound, ready and serving so far.",
         "lastProgressAt": "When that was reached.",
         "servedAt": "When the workload first served minServing in its target region.",
+        "servedAfterSeconds": "Seconds from the last report of the lost region until then.",
+        "withdrawnAt": "Since when the workload is deleted or has no objective; the counts are the last before.",
     },
     "StageClock": {
         "detectedAt": "When the loss was detected.",

@@ -18,12 +18,11 @@ from holdfast.model.meta import Object, find_condition
 from holdfast.model.newest_template import unserved_template
 from holdfast.model.node import ContactState, unschedulable_reason
 from holdfast.model.quantity import DISK, MEMORY
-from holdfast.model.reasons import Reason
-from holdfast.model.recovery import OBJECTIVE_MET, ObjectiveOutcome
 from holdfast.model.region import current_report, health_text
 from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
 from holdfast.server.notification_columns import NOTIFICATION_COLUMNS
+from holdfast.server.recovery_columns import RECOVERY_COLUMNS
 from holdfast.server.table_column import NONE, Cell, TableColumn
 from holdfast.server.table_column import column_field as _field
 from holdfast.server.volume_tables import VOLUME_COLUMNS
@@ -168,25 +167,6 @@ def _refusals(found: Any) -> str:
     return _join_list(f"{r.reason}({r.nodes})" if r.nodes else r.reason for r in found)
 
 
-def _recovered_count(recovery: Any) -> str:
-    done = sum(1 for w in recovery.status.workloads if w.serving >= w.wanted)
-    return f"{done}/{len(recovery.status.workloads)}"
-
-
-_OBJECTIVES: dict[str, str] = {
-    Reason.RECOVERING: ObjectiveOutcome.PENDING,
-    Reason.RECOVERED: ObjectiveOutcome.MET,
-    Reason.OBJECTIVE_MISSED: ObjectiveOutcome.MISSED,
-    Reason.REGION_RETURNED: ObjectiveOutcome.REGION_RETURNED,
-}
-
-
-def _objective_outcome(recovery: Any) -> str:
-    """The outcome that the condition `ObjectiveMet` records."""
-    found = find_condition(recovery.status.conditions, OBJECTIVE_MET)
-    return _OBJECTIVES.get(found.reason, NONE) if found is not None else NONE
-
-
 # kind → columns between NAME and AGE.
 _BINDING_COLUMNS = (
     TableColumn("Role", lambda b: f"{b.role_ref.kind}/{b.role_ref.name}"),
@@ -319,13 +299,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Override", lambda w: w.status.override or NONE, wide=True),
     ),
     **NOTIFICATION_COLUMNS,
-    "Recovery": (
-        TableColumn("Region", _field("spec.region")),
-        TableColumn("Phase", _field("status.phase")),
-        TableColumn("Recovered", _recovered_count, description="workloads that serve minServing/all"),
-        TableColumn("Objective", _objective_outcome, description="Met, Missed, RegionReturned, or Pending"),
-        TableColumn("Cause", _field("spec.cause"), wide=True),
-    ),
+    **RECOVERY_COLUMNS,
     "Node": (
         TableColumn("Status", _node_status),
         TableColumn("Zone", _field("spec.zone")),

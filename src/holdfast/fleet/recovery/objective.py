@@ -17,6 +17,8 @@ from holdfast.model.recovery import (
     RecoveryStatus,
     WorkloadProgress,
     is_late,
+    judged_rows,
+    live_rows,
     objective_outcome,
 )
 from holdfast.model.times import micro_text, parse_time
@@ -57,10 +59,10 @@ def _message(outcome: ObjectiveOutcome, spec: RecoverySpec, status: RecoveryStat
             returned = f"region {spec.region} was healthy again at {status.stable_since}, before the deadline"
             return f"{returned}; not served elsewhere by then: {short}" if short else returned
     if not status.recovered_at:
-        short = _named([lack_text(row) for row in status.workloads if row.serving < row.wanted])
+        short = _named([lack_text(row) for row in live_rows(status) if row.serving < row.wanted])
         return f"{objective}; late: {short}"
     took_s = parse_time(status.recovered_at) - started_s
-    served = f"{len(status.workloads)} critical workload(s) served after {took_s:.1f} s; {objective}"
+    served = f"{len(judged_rows(status))} critical workload(s) served after {took_s:.1f} s; {objective}"
     if outcome is ObjectiveOutcome.MET:
         return served  # a workload that was added since may serve later
     late = _named([_late_text(row, started_s) for row in status.workloads if is_late(row, spec)])

@@ -1,9 +1,9 @@
 """When a promise was last proven: the newest Recovery that kept it. Pure.
 
 A Recovery that met its objective proves it for each workload that served `minServing` in its target region within the
-deadline. It proves a RecoveryBudget if, while it holds its recovery replicas, slots of this
-budget are in use, by a tenant that the budget admits. A proof is kept after its Recovery is deleted, and only replaced
-by a newer one.
+deadline, unless the workload was withdrawn since. It proves a RecoveryBudget if, while it holds its recovery replicas,
+slots of this budget are in use, by a tenant that the budget admits. A proof is kept after its Recovery is deleted, and
+only replaced by a newer one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from holdfast.model.recovery import (
     WorkloadProgress,
     is_late,
     is_open,
+    live_rows,
     objective_outcome,
 )
 from holdfast.model.recovery_budget import RecoveryBudgetSpec
@@ -32,7 +33,7 @@ def proof_of_workload(
     def proves(row: WorkloadProgress, spec: RecoverySpec) -> bool:
         return (row.tenant, row.workload) == (tenant, workload) and not is_late(row, spec)
 
-    return _newest(recoveries, proves, known)
+    return _newest(recoveries, proves, known, served=lambda row: row.served_at)
 
 
 def proof_of_budget(
@@ -47,21 +48,25 @@ def proof_of_budget(
         admitted = not budget.tenants or row.tenant in budget.tenants
         return row.target == budget.region and row.recovery_replicas > 0 and admitted
 
-    return _newest((r for r in recoveries if is_open(r)), proves, known)
+    return _newest((r for r in recoveries if is_open(r)), proves, known, served=lambda row: "")
 
 
 def _newest(
     recoveries: Iterable[Recovery],
     proves: Callable[[WorkloadProgress, RecoverySpec], bool],
     known: RecoveryProof | None,
+    *,
+    served: Callable[[WorkloadProgress], str],
 ) -> RecoveryProof | None:
+    """`served`: when the promise of the row was kept; empty if that is when all workloads served."""
     newest = known
     for recovery in recoveries:
         at = recovery.status.recovered_at
         if not at or (newest is not None and newest.at >= at):
             continue
         met = objective_outcome(recovery.spec, recovery.status, parse_time(at)) is ObjectiveOutcome.MET
-        if met and any(proves(row, recovery.spec) for row in recovery.status.workloads):
-            took_s = parse_time(at) - parse_time(recovery.spec.started_at)
+        row = next((row for row in live_rows(recovery.status) if proves(row, recovery.spec)), None)
+        if met and row is not None:
+            took_s = parse_time(served(row) or at) - parse_time(recovery.spec.started_at)
             newest = RecoveryProof(at, recovery.metadata.name, recovery.spec.region, round(took_s, 1))
     return newest

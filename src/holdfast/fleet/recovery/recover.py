@@ -33,6 +33,8 @@ from holdfast.fleet.recovery.recovery_status import (
     stage_clock,
     status_write,
     suspension_writes,
+    with_served_time,
+    withdrawn_rows,
     workload_progress,
 )
 from holdfast.fleet.recovery.start_rate import StartRateLimiter
@@ -49,6 +51,7 @@ from holdfast.model.recovery import (
     RecoveryStatus,
     WorkloadProgress,
     is_open,
+    live_rows,
     serves_elsewhere,
 )
 from holdfast.model.recovery_budget import RecoveryBudget
@@ -168,7 +171,7 @@ def _recover(recovery: Recovery, region: Region, view: View, now: float) -> Outc
     pace = StartRateLimiter.from_status(recovery.status.start_rate_limits, _rates(view), now)
     recovery_pass = _RecoveryPass(recovery, view, pace, now)
     recovery_pass.run(name)
-    rows, notices = tuple(recovery_pass.rows), recovery_pass.notices
+    rows, notices = recovery_pass.rows, recovery_pass.notices
     writes += recovery_pass.writes
     status = _progress(recovery, rows, pace, view, now)
     healthy_since = _healthy_since(recovery, region, view, now)
@@ -207,7 +210,7 @@ class _RecoveryPass:
         self.notices: list[Notice] = []
 
     def run(self, lost: str) -> None:
-        known = {(row.tenant, row.workload): row for row in self._recovery.status.workloads}
+        known = {(row.tenant, row.workload): row for row in live_rows(self._recovery.status)}
         checked: list[CriticalWorkload] = []
         for critical in critical_workloads(self._view):
             row = known.get((critical.tenant, critical.name))
@@ -242,10 +245,8 @@ class _RecoveryPass:
         )
         if aim.stalled_reason and not aim.changed:
             row = msgspec.structs.replace(row, reason=Reason.TARGET_STALLED.value, message=aim.stalled_reason)
-        served_at = known.served_at if known is not None else ""
-        if not served_at and row.target and serves_elsewhere(row, self._recovery.spec):
-            served_at = micro_text(self._now)
-        row = msgspec.structs.replace(row, abandoned_targets=aim.abandoned_targets, served_at=served_at)
+        row = msgspec.structs.replace(row, abandoned_targets=aim.abandoned_targets)
+        row = with_served_time(row, known, self._recovery.spec, self._now)
         row = targets.with_progress_clock(row, known, critical, self._now, waits=waiting, asked=started)
         self.rows.append(row)
 
@@ -307,7 +308,7 @@ def _progress(
     return msgspec.structs.replace(
         old,
         phase=RecoveryPhase.RECOVERED if done else RecoveryPhase.OPEN,
-        workloads=tuple(rows),
+        workloads=(*rows, *withdrawn_rows(old.workloads, rows, view, now)),
         clock=clock,
         start_rate_limits=pace.rate_limits(),
         recovered_at=old.recovered_at or (micro_text(now) if done else ""),

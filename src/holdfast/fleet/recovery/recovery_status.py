@@ -17,16 +17,19 @@ from holdfast.model.recovery import (
     ObjectiveOutcome,
     Recovery,
     RecoveryPhase,
+    RecoverySpec,
     RecoveryStatus,
     StageClock,
     WorkloadProgress,
+    live_rows,
     objective_outcome,
     serves_elsewhere,
 )
 from holdfast.model.recovery_budget import RecoveryBudget, SlotShape
 from holdfast.model.region import RecoverySlotReport, Region
-from holdfast.model.times import micro_text
+from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
+from holdfast.model.workload import Workload
 from holdfast.model.writes import SetStatus, Update, Write
 
 # Interval at which an open Recovery compares need and progress.
@@ -62,6 +65,40 @@ def workload_progress(critical: CriticalWorkload, target: str, view: View, *, re
     )
 
 
+def with_served_time(
+    row: WorkloadProgress, known: WorkloadProgress | None, spec: RecoverySpec, now: float
+) -> WorkloadProgress:
+    """The row with the time at which the workload first served, which stays."""
+    if known is not None and known.served_at:
+        return msgspec.structs.replace(row, served_at=known.served_at, served_after_seconds=known.served_after_seconds)
+    if not row.target or not serves_elsewhere(row, spec):
+        return row
+    took_s = now - parse_time(spec.started_at) if spec.started_at else 0.0
+    return msgspec.structs.replace(row, served_at=micro_text(now), served_after_seconds=round(took_s, 1))
+
+
+def withdrawn_rows(
+    old: Iterable[WorkloadProgress], rows: Sequence[WorkloadProgress], view: View, now: float
+) -> Iterable[WorkloadProgress]:
+    """Rows of workloads that are not critical any more. The record of an incident does not depend on later deletions.
+    A new critical workload of the same name replaces its row, so there is one per name."""
+    present = {(row.tenant, row.workload) for row in rows}
+    for row in old:
+        if (row.tenant, row.workload) in present:
+            continue
+        if row.withdrawn_at:
+            yield row
+            continue
+        workload = view.get(Workload, row.workload, row.tenant)
+        deleted = workload is None or workload.metadata.terminating
+        yield msgspec.structs.replace(
+            row,
+            reason="",
+            message="the workload was deleted" if deleted else "the workload has no recovery objective any more",
+            withdrawn_at=micro_text(now),
+        )
+
+
 def stage_clock(old: StageClock, rows: Sequence[WorkloadProgress], now: float) -> StageClock:
     """A stage is reached when every workload has reached it. A reached stage stays."""
     at = micro_text(now)
@@ -87,8 +124,9 @@ _PHASE_REASONS = {
 
 
 def phase_condition(recovery: Recovery, status: RecoveryStatus, now: float) -> Condition:
-    short = [row for row in status.workloads if not serves_elsewhere(row, recovery.spec)]
-    message = f"{len(status.workloads) - len(short)} of {len(status.workloads)} critical workload(s) serve elsewhere"
+    rows = live_rows(status)
+    short = [row for row in rows if not serves_elsewhere(row, recovery.spec)]
+    message = f"{len(rows) - len(short)} of {len(rows)} critical workload(s) serve elsewhere"
     reason = _PHASE_REASONS[status.phase]
     if status.phase is RecoveryPhase.OPEN:
         if objective_outcome(recovery.spec, status, now) is ObjectiveOutcome.MISSED:
@@ -96,6 +134,8 @@ def phase_condition(recovery: Recovery, status: RecoveryStatus, now: float) -> C
         first = next((row for row in short if row.reason), None)
         if first is not None:
             message += f"; {first.tenant}/{first.workload}: {first.reason}"
+    if gone := len(status.workloads) - len(rows):
+        message += f"; {gone} withdrawn since"
     recovered = status.phase is not RecoveryPhase.OPEN and bool(status.recovered_at)
     return Condition(
         type="Recovered",

@@ -18,7 +18,7 @@ from holdfast.fleet.recovery.need import CriticalWorkload, TargetSelector
 from holdfast.model.assignment import Assignment, Purpose, assignment_name
 from holdfast.model.meta import Key
 from holdfast.model.reasons import Reason
-from holdfast.model.recovery import AbandonedTarget, Recovery, RecoveryPhase, WorkloadProgress, is_open
+from holdfast.model.recovery import AbandonedTarget, Recovery, RecoveryPhase, WorkloadProgress, is_open, live_rows
 from holdfast.model.times import micro_text, parse_time
 from holdfast.model.view import View
 from holdfast.model.workload import RolloutPhase
@@ -142,7 +142,7 @@ def targets_in_use(view: View, recovery: Recovery, rows: Sequence[WorkloadProgre
     for other in view.list(Recovery):
         away = other.status.phase is RecoveryPhase.FAILING_BACK or other.metadata.name == recovery.metadata.name
         if is_open(other) and not away:
-            found |= {(row.tenant, row.workload, row.target) for row in other.status.workloads}
+            found |= {(row.tenant, row.workload, row.target) for row in live_rows(other.status)}
     return found
 
 
