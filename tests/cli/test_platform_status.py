@@ -163,6 +163,9 @@ def test_status_text_shows_every_problem() -> None:
     region = CellView(name="us-east", url="https://127.0.0.1:7401", ready=True)
     silent = as_text(msgspec.structs.replace(status, workloads=(), cells=(*status.cells, region)))
     assert "workloads: unknown (the global cell lists them and does not answer; what runs goes on)" in silent
+    lost = CellView(name="us-east", url="https://127.0.0.1:7401", ready=False, health="Lost", live_nodes=2)
+    text = as_text(msgspec.structs.replace(status, cells=(*status.cells, lost)))
+    assert "nodes of us-east: unknown (the region does not answer; 2 live in its last report)" in text
     platform = design_platform(("us-east",), agents_per_region=1, port_base=7400, samples=True)
     rows = {what: (how, ready) for what, how, ready in progress_rows(platform, status)}
     assert rows["cells ready"] == ("0 of 1", False)

@@ -11,7 +11,7 @@ from holdfast.foundation.exit_codes import ExitCode
 from holdfast.platform.output import print_json, table
 
 if TYPE_CHECKING:
-    from holdfast.platform.platform_status import PlatformStatus
+    from holdfast.platform.platform_status import CellView, PlatformStatus
 
 
 @click.command()
@@ -60,6 +60,12 @@ def of_tenant(status: PlatformStatus, tenant: str) -> PlatformStatus:
     return msgspec.structs.replace(status, workloads=tuple(w for w in status.workloads if w.tenant == tenant))
 
 
+def unknown_nodes(cell: CellView) -> str:
+    """In place of the rows of the nodes of a region that does not answer."""
+    known = f"; {cell.live_nodes} live in its last report" if cell.live_nodes else ""
+    return f"nodes of {cell.name}: unknown (the region does not answer{known})"
+
+
 def as_text(status: PlatformStatus, tenant: str = "") -> str:
     status = of_tenant(status, tenant)
     supervisor = f"supervisor {status.supervisor_pid}" if status.supervisor_pid else "no supervisor; next: holdfast up"
@@ -75,6 +81,7 @@ def as_text(status: PlatformStatus, tenant: str = "") -> str:
     if status.nodes:
         nodes = [(n.region, n.name, n.zone, n.contact, n.running, n.reason) for n in status.nodes]
         parts.append(table(("REGION", "NODE", "ZONE", "CONTACT", "RUNNING", "UNSCHEDULABLE BECAUSE"), nodes))
+    parts.extend(unknown_nodes(cell) for cell in status.cells if not cell.ready and cell.name != "global")
     if status.workloads:
         rows = [
             (
