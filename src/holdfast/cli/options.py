@@ -129,6 +129,29 @@ def directory_option(command: F) -> F:
     return _state(click.Path(file_okay=False), "The platform's directory.")(command)
 
 
+def report_directory_option(command: F) -> F:
+    """`--state` of commands that only read files of a local platform: like `state_option`, they follow KUBECONFIG."""
+    text = "The platform's directory. Without a platform there: the directory of KUBECONFIG."
+    return _state(click.Path(file_okay=False), text, callback=_or_directory_of_kubeconfig)(command)
+
+
+def _or_directory_of_kubeconfig(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The directory of the kubeconfig that KUBECONFIG names, if it is that of a platform on this machine."""
+    import os
+
+    from click.core import ParameterSource
+
+    chosen = context.get_parameter_source("state") is not ParameterSource.DEFAULT
+    if context.resilient_parsing or chosen or os.path.exists(os.path.join(value, "platform.json")):
+        return value
+    for path in os.environ.get("KUBECONFIG", "").split(os.pathsep):
+        directory = os.path.dirname(path)
+        if os.path.basename(path) == "kubeconfig" and os.path.exists(os.path.join(directory, "platform.json")):
+            click.echo(f"note: using {directory} (KUBECONFIG)", err=True)
+            return directory
+    return value
+
+
 def _state(
     type_: click.Path, text: str, *, callback: Callable[[click.Context, click.Parameter, str], str] | None = None
 ) -> Callable[[F], F]:

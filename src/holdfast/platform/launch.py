@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -406,7 +407,15 @@ def print_report(
     if front := front_workload(platform):
         print_note(f"  {_curl(layout, platform, front)}")
     print_note(f"  {command} status{flag}")
+    if flag:
+        where = " ".join(f"{name}={shlex.quote(str(path))}" for name, path in exported_paths(layout).items())
+        print_note(f"  export {where}")
     print_note(ending)
+
+
+def exported_paths(layout: Layout) -> dict[str, Path]:
+    """The variables by which kubectl and `holdfast` find a platform that is not in the default place."""
+    return {"KUBECONFIG": layout.kubeconfig.absolute(), "HOLDFAST_STATE": layout.root.absolute()}
 
 
 def _console_link(layout: Layout, platform: Platform) -> str:

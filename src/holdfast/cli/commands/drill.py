@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli import shell_completion
 from holdfast.cli.commands.drill_schedule import schedule
-from holdfast.cli.options import directory_option, output_option, quiet_option
+from holdfast.cli.options import directory_option, output_option, quiet_option, report_directory_option, state_option
 from holdfast.foundation.exit_codes import CommandError, ExitCode
 from holdfast.platform.output import print_json, print_note, table
 
@@ -180,7 +180,7 @@ def _judge_of(layout: Layout) -> Callable[[float, float], HistoryJudgement]:
 @click.option(
     "--region", shell_complete=shell_completion.complete_regions, default="", help="Only drills in this region."
 )
-@directory_option
+@report_directory_option
 @output_option
 def list_reports(name: str, *, region: str, state: str, output: str) -> None:
     """List the kept reports of drills, newest first.
@@ -221,7 +221,7 @@ def list_reports(name: str, *, region: str, state: str, output: str) -> None:
 
 
 @drill.command("promises")
-@directory_option
+@state_option
 @output_option
 def list_promises(state: str, output: str) -> None:
     """List every recovery promise, with the recovery that last proved it.
@@ -251,7 +251,7 @@ def list_promises(state: str, output: str) -> None:
 
 @drill.command("show")
 @click.argument("report", default="last")
-@directory_option
+@report_directory_option
 @output_option
 def show_report(report: str, *, state: str, output: str) -> None:
     """Print a kept report, by its identifier or the start of it; `last` is the newest.
@@ -274,7 +274,7 @@ def show_report(report: str, *, state: str, output: str) -> None:
 @drill.command("compare")
 @click.argument("report", default="last")
 @click.argument("before", default="")
-@directory_option
+@report_directory_option
 @output_option
 def compare_reports(report: str, before: str, *, state: str, output: str) -> int:
     """Compare a kept report with an earlier one: the time of each stage, and the results.
