@@ -109,6 +109,14 @@ def test_confirmed_deletion_empties_the_assignment_first(override: Any, confirme
         assert of_type(of_type(write, Update).object, Assignment).spec.epoch > work.spec.epoch
 
 
+def test_confirmed_deletion_ends_a_suspension() -> None:
+    """A suspended Assignment keeps its replicas, so its deletion would wait for them for good (seed 127)."""
+    work = assignment(replicas=2, suspended=True)
+    [update] = writes(work, cache_of(), confirm_deletion(EAST), replica(0, work))
+    spec = of_type(of_type(update, Update).object, Assignment).spec
+    assert (spec.replicas, spec.suspended) == (0, False)
+
+
 def test_tenant_of_held_work_is_held() -> None:
     acme, work = tenant(), assignment()
     assert writes(acme, cache_of(), work) == []

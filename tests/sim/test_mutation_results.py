@@ -69,7 +69,7 @@ RECORDED_SEEDS = {
     "status-touches-spec": 1,
     "stale-status-overwrites": 1,
     "watch-crosses-tenants": 1,
-    "slot-consumed-twice": 1746,
+    "slot-consumed-twice": 2699,
     "retry-without-backoff": 1,
     "quota-wakeup-lost": 1,
     "no-wakeups": 1,

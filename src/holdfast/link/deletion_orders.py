@@ -44,12 +44,14 @@ def removal_writes(copy: Assignment | Tenant, here: View, region: str, now: floa
 
 
 def emptied(copy: Assignment) -> Update:
-    """The update that makes the region remove every replica of the Assignment."""
+    """The update that makes the region remove every replica of the Assignment. It ends a suspension, which would keep
+    them: nobody is left to end it."""
     batch = copy.spec.batch
     spec = msgspec.structs.replace(
         copy.spec,
         replicas=0,
         ordinals=(),
+        suspended=False,
         batch=msgspec.structs.replace(batch, completions=0, parallelism=0) if batch is not None else None,
         epoch=copy.spec.epoch + 1,
         reason="not in the global cell; an override confirms the deletion",
