@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.expected import present
 from tests.factories import with_new_revision
 from tests.fleet.test_image_revisions import ONE, TWO, ImageHarness, image
 from tests.fleet.test_rollout import KEY
@@ -177,19 +176,6 @@ def test_first_revision_has_nothing_to_undo() -> None:
     assert undo_revision(world.workload) == "" and undo_template(world.workload, "") is None
     waits = unserved_template(world.workload)
     assert waits is not None and waits.next_step == "correct spec.template.image"
-
-
-def test_rollout_does_not_name_the_reason_of_the_revision_before() -> None:
-    world = served_one()
-    pending = (PendingReason(reason="InsufficientMemory", count=1),)
-    for name, item in world.assignments.items():
-        status = msgspec.structs.replace(item.status, pending=pending, revision=item.spec.revision)
-        world.assignments[name] = with_new_revision(item, status=status)
-    world.use(image("2"))
-    world.resolve(TWO)
-    world.step()
-    block = present(world.workload.status.rollout)
-    assert block.revision == template_hash(image("2")) and "InsufficientMemory" not in block.message
 
 
 def test_replicas_without_a_place_make_one_warning_on_the_workload() -> None:

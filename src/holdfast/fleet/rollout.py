@@ -239,15 +239,11 @@ def _is_complete(assignments: Sequence[Assignment], revision: str) -> bool:
     )
 
 
-def _is_reported(assignment: Assignment, revision: str) -> bool:
-    """Whether the region's report is about this revision."""
-    counted = not assignment.status.revision or counts_desired_revision(assignment)
-    return counted and assignment.spec.revision == revision
-
-
 def _serving_count(assignment: Assignment, revision: str) -> int:
     """Serving replicas of this revision; 0 if the region's report counts another revision."""
-    return assignment.status.updated_serving if _is_reported(assignment, revision) else 0
+    status = assignment.status
+    counted = not status.revision or counts_desired_revision(assignment)
+    return status.updated_serving if counted and assignment.spec.revision == revision else 0
 
 
 def _required_serving(assignment: Assignment) -> int:
@@ -304,7 +300,7 @@ def _progress(block: RolloutBlock, assignments: Sequence[Assignment]) -> str:
         if a.spec.region not in block.regions:
             continue
         new = _serving_count(a, block.revision)
-        reasons = (*a.status.pending, *a.status.failing) if _is_reported(a, block.revision) else ()
+        reasons = (*a.status.pending, *a.status.failing)
         waits = f" ({reasons[0].reason})" if reasons else ""
         purpose = " for recovery" if a.spec.purpose is Purpose.RECOVERY else ""
         parts.append(f"{a.spec.region} {new}/{a.spec.replicas}{purpose}{waits}")
