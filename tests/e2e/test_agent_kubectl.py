@@ -87,6 +87,16 @@ def test_cordon_stops_and_uncordon_resumes_scheduling(platform: RunningPlatform,
     assert "Ready" in description and " 0001 " not in description, "no time is the zero time"
 
 
+@pytest.mark.parametrize("program", programs(), ids=lambda p: Path(p).name)
+def test_pods_have_the_columns_and_conditions_of_kubernetes(platform: RunningPlatform, program: str) -> None:
+    chosen = ("-n", "acme", "-l", "holdfast.dev/workload=web")
+    kubectl(platform, program, "wait", "--for=condition=Ready", "pod", *chosen, "--timeout=60s")
+    header, *rows = kubectl(platform, program, "get", "pods", *chosen).stdout.splitlines()
+    assert header.split() == ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]
+    assert len(rows) == 6 and all(row.split()[1:4] == ["1/1", "Running", "0"] for row in rows)
+    assert "0001" not in kubectl(platform, program, "describe", "pod", *chosen).stdout, "no time is the zero time"
+
+
 @pytest.mark.parametrize("program", programs()[:1] + programs()[-1:], ids=lambda p: Path(p).name)
 def test_drain_empties_the_node_until_uncordon(platform: RunningPlatform, program: str) -> None:
     pods = json.loads(kubectl(platform, program, "get", "pods", "-A", "-o", "json").stdout)["items"]

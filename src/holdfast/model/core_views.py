@@ -1,25 +1,19 @@
-"""core/v1 Node and Pod as `kubectl cordon`, `drain` and `describe node` expect them. Views; not stored. Pure.
+"""core/v1 Node as `kubectl cordon`, `drain` and `describe node` expect it. A view; not stored. Pure.
 
-A core Node has all fields of the holdfast.dev Node plus those that Kubernetes clients read. A Pod is the view of a
-Binding. Its uid disappears with the Binding, which is what `kubectl drain` waits for.
+A core Node has all fields of the holdfast.dev Node plus those that Kubernetes clients read. Pods: `pod_view`.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from holdfast.model.binding import Binding
-from holdfast.model.image import with_digest
-from holdfast.model.labels import LABEL_ARCHITECTURE, LABEL_HOSTNAME, LABEL_OS, LABEL_WORKLOAD, LABEL_ZONE
-from holdfast.model.meta import API_VERSION, ApiStruct, Condition, Object, ObjectMeta, OwnerReference, visible_default
+from holdfast.model.labels import LABEL_ARCHITECTURE, LABEL_HOSTNAME, LABEL_OS, LABEL_ZONE
+from holdfast.model.meta import ApiStruct, Condition, Object
 from holdfast.model.node import ContactState, Node, NodeImage, NodeSpec, NodeStatus, NodeSystem, node_capacity
 from holdfast.model.quantity import amounts_text
-from holdfast.model.replica import Phase
-from holdfast.model.task_programs import MAIN_PROGRAM
-from holdfast.model.template import listening_ports, udp_ports
 
 
-def _shown(name: str) -> str:
+def shown_text(name: str) -> str:
     """A text that is written even if it is empty, under a name that Kubernetes chose."""
     made: str = msgspec.field(default_factory=lambda: "", name=name)
     return made
@@ -33,16 +27,16 @@ class NodeAddress(ApiStruct, frozen=True):
 class NodeSystemInfo(ApiStruct, frozen=True):
     """Every field is always written: the typed clients of Python, Java and Rust refuse a Node that lacks one."""
 
-    machine_id: str = _shown("machineID")
-    system_uuid: str = _shown("systemUUID")
-    boot_id: str = _shown("bootID")
-    kernel_version: str = _shown("kernelVersion")
-    os_image: str = _shown("osImage")
-    container_runtime_version: str = _shown("containerRuntimeVersion")
-    kubelet_version: str = _shown("kubeletVersion")
-    kube_proxy_version: str = _shown("kubeProxyVersion")
-    operating_system: str = _shown("operatingSystem")
-    architecture: str = _shown("architecture")
+    machine_id: str = shown_text("machineID")
+    system_uuid: str = shown_text("systemUUID")
+    boot_id: str = shown_text("bootID")
+    kernel_version: str = shown_text("kernelVersion")
+    os_image: str = shown_text("osImage")
+    container_runtime_version: str = shown_text("containerRuntimeVersion")
+    kubelet_version: str = shown_text("kubeletVersion")
+    kube_proxy_version: str = shown_text("kubeProxyVersion")
+    operating_system: str = shown_text("operatingSystem")
+    architecture: str = shown_text("architecture")
 
 
 class NodeCondition(Condition, frozen=True):
@@ -67,58 +61,6 @@ class CoreNode(Object, frozen=True):
 
     spec: NodeSpec
     status: CoreNodeStatus = msgspec.field(default_factory=CoreNodeStatus)
-
-
-class ContainerResources(ApiStruct, frozen=True):
-    requests: dict[str, str] = {}
-
-
-class ContainerPort(ApiStruct, frozen=True):
-    """A port of the task, so that `kubectl port-forward` can use its name. `hostPort` is the node's."""
-
-    name: str
-    container_port: int
-    protocol: str = "TCP"
-    host_port: int = 0
-
-
-class Container(ApiStruct, frozen=True):
-    name: str
-    image: str = ""
-    command: tuple[str, ...] = ()
-    resources: ContainerResources = msgspec.field(default_factory=ContainerResources)
-    args: tuple[str, ...] = ()
-    restart_policy: str = ""
-    ports: tuple[ContainerPort, ...] = ()
-    """`restartPolicy: Always` in `initContainers` is a sidecar, as in Kubernetes."""
-
-
-class PodSpec(ApiStruct, frozen=True):
-    node_name: str = ""
-    containers: tuple[Container, ...] = ()
-    init_containers: tuple[Container, ...] = ()
-    termination_grace_period_seconds: int = 0
-
-
-class ContainerStatus(ApiStruct, frozen=True):
-    name: str
-    image: str = ""
-    image_id: str = msgspec.field(default="", name="imageID")
-
-
-class PodStatus(ApiStruct, frozen=True):
-    phase: str = visible_default("Running")
-    container_statuses: tuple[ContainerStatus, ...] = ()
-
-
-class Pod(Object, frozen=True):
-    """Read-only view of a Binding. `kubectl get replicas` shows the replicas themselves."""
-
-    spec: PodSpec = msgspec.field(default_factory=PodSpec)
-    status: PodStatus = msgspec.field(default_factory=PodStatus)
-
-
-_PHASES = {Phase.SUCCEEDED: "Succeeded", Phase.FAILED: "Failed", Phase.STOPPED: "Succeeded"}
 
 
 def core_node_of(node: Node) -> CoreNode:
@@ -189,55 +131,3 @@ def node_from_core(written: CoreNode, before: Node | None) -> Node:
     shown = _node_labels(before) if before is not None else {}
     labels = {k: v for k, v in written.metadata.labels.items() if k in kept or shown.get(k) != v}
     return Node(metadata=msgspec.structs.replace(written.metadata, labels=labels), spec=spec, status=status)
-
-
-def pod_of(binding: Binding) -> Pod:
-    spec, meta = binding.spec, binding.metadata
-    owner = OwnerReference(
-        api_version=API_VERSION, kind="Replica", name=spec.replica, uid=spec.intent.replica_uid, controller=True
-    )
-    requests = {name: str(value) for name, value in spec.resources.items() if name in ("cpu", "memory")}
-    image = spec.template.image or spec.template.bundle
-    ran = (
-        ContainerStatus(MAIN_PROGRAM, image, with_digest(image, spec.template.image_digest))
-        if spec.template.image
-        else None
-    )
-    udp = udp_ports(spec.template)
-    container = Container(
-        name=MAIN_PROGRAM,
-        image=image,
-        command=spec.template.command,
-        resources=ContainerResources(requests),
-        ports=tuple(
-            ContainerPort(name, inside, "UDP" if name in udp else "TCP", spec.ports[name])
-            for name, inside in listening_ports(spec.template, spec.ports).items()
-        ),
-    )
-    return Pod(
-        metadata=ObjectMeta(
-            name=meta.name,
-            namespace=meta.namespace,
-            uid=meta.uid,
-            resource_version=meta.resource_version,
-            creation_timestamp=meta.creation_timestamp,
-            owner_references=(owner,),
-            labels={LABEL_WORKLOAD: spec.workload, "holdfast.dev/replica": spec.replica},
-        ),
-        spec=PodSpec(
-            node_name=spec.node,
-            containers=(container,),
-            init_containers=(
-                *(Container(name=one.name, command=one.command, args=one.args) for one in spec.template.init_tasks),
-                *(
-                    Container(name=one.name, command=one.command, args=one.args, restart_policy="Always")
-                    for one in spec.template.sidecars
-                ),
-            ),
-            termination_grace_period_seconds=int(spec.template.termination_grace_seconds),
-        ),
-        status=PodStatus(
-            phase=_PHASES.get(binding.status.phase, "Running") if binding.status.phase else "Running",
-            container_statuses=(ran,) if ran is not None else (),
-        ),
-    )

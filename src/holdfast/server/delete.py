@@ -48,10 +48,11 @@ async def delete(app: Application, request: Request) -> Response:
         if options.uid and options.uid != before.uid:
             why = f"Precondition failed: UID in precondition: {options.uid}, UID in object meta: {before.uid}"
             raise status.conflict(resource.kind, name, why)
-        if options.revision and options.revision != before.revision:
+        shown_revision = resource.view_of(before, app.objects).revision
+        if options.revision and options.revision != shown_revision:
             why = (
                 f"Precondition failed: ResourceVersion in precondition: {options.revision}, "
-                f"ResourceVersion in object meta: {before.revision}"
+                f"ResourceVersion in object meta: {shown_revision}"
             )
             raise status.conflict(resource.kind, name, why)
         if isinstance(before, Binding) and resource.to_view is not None:
@@ -78,7 +79,7 @@ async def delete_collection(app: Application, request: Request) -> Response:
     found, revision = app.objects.list(
         resource.stored, request.target.namespace, fields=wanted.indexed_terms(resource.stored.type) or None
     )
-    found = [item for item in found if wanted.matches(resource.view_of(item))]
+    found = [item for item in found if wanted.matches(resource.view_of(item, app.objects))]
     for batch in batches(found, limits.BATCH_WRITES_MAX):
         await send_divided(
             batch, lambda some: _commit(app, request, options, some), lambda item, gone: None, (NotFound, Conflict)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from typing import cast
 
-from holdfast.model.core_views import CoreNode, with_heartbeat_time
+from holdfast.model.core_views import CoreNode, core_node_of, with_heartbeat_time
 from holdfast.model.kinds import kind_of
 from holdfast.model.lease_page import LeasePage
+from holdfast.model.node import Node
 from holdfast.model.times import seconds_text
 from holdfast.store.objects import Objects
 
 _PAGES = kind_of(LeasePage)
 
 
-def with_heartbeats(shown: CoreNode, objects: Objects) -> CoreNode:
-    name = shown.metadata.name
+def node_with_heartbeat(node: Node, objects: Objects) -> CoreNode:
+    shown, name = core_node_of(node), node.metadata.name
     for page in cast("list[LeasePage]", objects.list(_PAGES)[0]):
         lease = page.spec.leases.get(name)
         if lease is not None:

@@ -16,9 +16,9 @@ import msgspec
 from holdfast.gate.scope import GLOBAL_CELL
 from holdfast.model.agent_rpc import AgentCall, AgentCallArguments, AgentCallKind, UsageRow
 from holdfast.model.binding import Binding
-from holdfast.model.core_views import pod_of
 from holdfast.model.errors import Fault, Forbidden
 from holdfast.model.kinds import BY_NAME
+from holdfast.model.pod_view import pod_of
 from holdfast.model.task_programs import MAIN_PROGRAM
 from holdfast.model.times import micro_text
 from holdfast.server import agent_rpc_hub, fleet_metrics, status

@@ -196,7 +196,7 @@ async def _first_page(app: Application, request: Request, wanted: Selection, lim
         resource.stored, namespace, fields=wanted.indexed_terms(resource.stored.type) or None
     )
     if not wanted.matches_all:
-        found = [item for item in found if wanted.matches(resource.view_of(item))]
+        found = [item for item in found if wanted.matches(resource.view_of(item, app.objects))]
     if not limit or len(found) <= limit:
         return found, ListMeta(str(revision))
     kept = found[:limit]
@@ -236,7 +236,7 @@ async def _collect(app: Application, request: Request, wanted: Selection, limit:
         more, remaining = page.more, page.remaining
         for item in page.items:
             after = resource.stored.store_key(item.metadata.namespace, item.metadata.name)
-            if wanted.matches(resource.view_of(item)):
+            if wanted.matches(resource.view_of(item, app.objects)):
                 kept.append(item)
                 if limit and len(kept) == limit:
                     more = more or item is not page.items[-1]

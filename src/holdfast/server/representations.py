@@ -64,9 +64,10 @@ class ResponseEncoder:
         """A single object, as the response to get, create and similar requests."""
         match self.form.shape:
             case ResponseShape.TABLE:
-                return self.encode_table([item], ListMeta(item.metadata.resource_version))
+                shown = self.resource.view_of(item, self._beside)
+                return self.encode_table([item], ListMeta(shown.metadata.resource_version))
             case ResponseShape.PARTIAL:
-                return encode_partial(self.resource.view_of(item), self.form.version)
+                return encode_partial(self.resource.view_of(item, self._beside), self.form.version)
         return self.resource.encode(item, self._beside)
 
     def _encoded(self, item: Object) -> bytes:
@@ -90,7 +91,7 @@ class ResponseEncoder:
         if self.form.shape is ResponseShape.PARTIAL:
             head = f'{{"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/{self.form.version}","metadata":'
             encoded = await self._sliced(
-                items, lambda item: encode_partial(self.resource.view_of(item), self.form.version)
+                items, lambda item: encode_partial(self.resource.view_of(item, self._beside), self.form.version)
             )
         else:
             head = f'{{"kind":"{kind.name}List","apiVersion":"{kind.api_version}","metadata":'
@@ -107,7 +108,7 @@ class ResponseEncoder:
         return self._table_of([self.encode_row(item) for item in items], meta, with_columns=True)
 
     def encode_row(self, item: Object) -> bytes:
-        shown = self.resource.view_of(item)
+        shown = self.resource.view_of(item, self._beside)
         cells = tables.cells(self.resource.kind.name, shown, self._now(), self._cells_beside)
         row = b'{"cells":' + _encoder.encode(cells)
         match self._include:

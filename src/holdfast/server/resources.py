@@ -12,14 +12,15 @@ from typing import Any
 import msgspec
 
 from holdfast.gate.sealing import Sealer
-from holdfast.model import core, core_views
+from holdfast.model import core, core_views, pod_view
 from holdfast.model.kinds import ALL, BY_NAME, Home, Kind
 from holdfast.model.meta import GROUP, Object
 from holdfast.model.ownership import FINALIZERS
 from holdfast.model.tenant import Tenant
 from holdfast.model.validation import Causes
 from holdfast.server.ended_pods import find_ended_pod
-from holdfast.server.heartbeats import with_heartbeats
+from holdfast.server.heartbeats import node_with_heartbeat
+from holdfast.server.joined_pods import POD_JOIN, ViewJoin, joined_pod
 from holdfast.store.objects import Objects
 
 NAME_LABEL = "kubernetes.io/metadata.name"
@@ -56,7 +57,7 @@ CORE_NODE = Kind(
 POD = Kind(
     name="Pod",
     plural="pods",
-    type=core_views.Pod,
+    type=pod_view.Pod,
     home=Home.REGION,
     validate=_no_rules,
     group="",
@@ -79,7 +80,9 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     to_view: Callable[[Any], Object] | None = None
     from_view: Callable[[Any, Any], Object] | None = None
     complete_view: Callable[[Any, Objects], Object] | None = None
-    """Adds data of other records to a view when it is read. It is neither patched nor stored."""
+    """The view with data of other records, for reads. It is neither patched nor stored."""
+    joins: ViewJoin | None = None
+    """Records of another kind whose changes are changes of the view, for watches."""
     tracks_managed_fields: bool = True
     """Whether managedFields are kept; not for kinds that only components write, and often."""
     accepts_strategic_patch: bool = False
@@ -91,15 +94,18 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     advice: dict[str, str] = {}
     """What to do instead of a verb that the resource does not have."""
 
-    def view_of(self, item: Object) -> Object:
+    def view_of(self, item: Object, objects: Objects | None = None) -> Object:
+        """The object as clients see it; with `objects`, completed with other records. A view is returned as it is."""
+        is_view = self.kind is not self.stored and isinstance(item, self.kind.type)
+        if is_view:
+            return item
+        if self.complete_view is not None and objects is not None:
+            return self.complete_view(item, objects)
         return item if self.to_view is None else self.to_view(item)
 
     def encode(self, item: Object, objects: Objects | None = None) -> bytes:
         """The JSON that a client sees of a stored object. `objects` are the records that complete a view."""
-        shown = self.view_of(item)
-        if self.complete_view is not None and objects is not None:
-            shown = self.complete_view(shown, objects)
-        return self.json_head + _encoder.encode(shown)[1:]
+        return self.json_head + _encoder.encode(self.view_of(item, objects))[1:]
 
     def to_plain(self, item: Object) -> dict[str, Any]:
         """The same as plain JSON data, for patches."""
@@ -155,7 +161,7 @@ CORE_NODES = Resource(
     json_head=_head(CORE_NODE),
     to_view=core_views.core_node_of,
     from_view=core_views.node_from_core,
-    complete_view=with_heartbeats,
+    complete_view=node_with_heartbeat,
     tracks_managed_fields=False,
     accepts_strategic_patch=True,
     verbs=(*_READ, "patch", "update"),
@@ -168,7 +174,9 @@ PODS = Resource(
     kind=POD,
     stored=BY_NAME["Binding"],
     json_head=_head(POD),
-    to_view=core_views.pod_of,
+    to_view=pod_view.pod_of,
+    complete_view=joined_pod,
+    joins=POD_JOIN,
     tracks_managed_fields=False,
     find_ended=find_ended_pod,
     subresources=("eviction", "log", *SESSIONS),

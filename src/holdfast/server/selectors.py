@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from holdfast.model.core import Event, Lease, Namespace
-from holdfast.model.core_views import CoreNode, Pod
+from holdfast.model.core_views import CoreNode
 from holdfast.model.errors import BadRequest
 from holdfast.model.indexes import INDEXES
 from holdfast.model.kinds import Kind
 from holdfast.model.meta import Object
+from holdfast.model.pod_view import Pod
 from holdfast.model.replica import Replica
 from holdfast.model.validation import check_label_key
 

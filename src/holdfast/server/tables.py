@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from holdfast.model.join import join_token_purpose
-from holdfast.model.labels import LABEL_WORKLOAD
 from holdfast.model.lifecycle import PLACED_STAGES, last_transition, stage
 from holdfast.model.meta import Object, find_condition
 from holdfast.model.newest_template import unserved_template
@@ -22,6 +21,7 @@ from holdfast.model.region import current_report, health_text
 from holdfast.model.times import age_text, seconds_text
 from holdfast.model.workload import WorkloadType, wanted_replicas
 from holdfast.server.notification_columns import NOTIFICATION_COLUMNS
+from holdfast.server.pod_columns import POD_COLUMNS
 from holdfast.server.recovery_columns import RECOVERY_COLUMNS
 from holdfast.server.table_column import NONE, Cell, TableColumn
 from holdfast.server.table_column import column_field as _field
@@ -370,11 +370,7 @@ COLUMNS: dict[str, tuple[TableColumn, ...]] = {
         TableColumn("Region", _field("spec.region")),
         TableColumn("Addresses", lambda e: len(e.spec.addresses), "integer"),
     ),
-    "Pod": (
-        TableColumn("Node", _field("spec.node_name")),
-        TableColumn("Status", _field("status.phase")),
-        TableColumn("Workload", lambda p: p.metadata.labels.get(LABEL_WORKLOAD, "")),
-    ),
+    "Pod": POD_COLUMNS,
     "NodePool": (
         TableColumn(
             "Nodes", lambda p: f"{len(p.status.nodes)}/{p.spec.max_nodes}", description="desired nodes/maximum"

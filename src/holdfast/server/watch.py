@@ -123,9 +123,7 @@ class _WatchStream:
                 yield chunk
         elif self._position == 0:
             self._position = self._app.objects.head(self._resource.stored)
-        fields = self._wanted.indexed_terms(self._resource.stored.type) or None
-        stream = self._app.objects.stream(self._resource.stored, self._namespace, after=self._position, fields=fields)
-        assert isinstance(stream, ObjectStream)
+        stream = self._changes()
         bookmark_at = loop.time() + limits.BOOKMARK_EVERY_S if self._plan.bookmarks else ends_at
         try:
             while loop.time() < ends_at:
@@ -156,6 +154,13 @@ class _WatchStream:
         finally:
             await stream.aclose()
 
+    def _changes(self) -> ObjectStream:
+        objects, resource = self._app.objects, self._resource
+        if resource.joins is not None:
+            return objects.joint_stream((resource.stored, resource.joins.kind), self._namespace, after=self._position)
+        fields = self._wanted.indexed_terms(resource.stored.type) or None
+        return objects.stream(resource.stored, self._namespace, after=self._position, fields=fields)
+
     def _safe_position(self, stream: ObjectStream) -> int:
         """The newest revision up to which everything was sent. If nothing is outstanding, that is the store's head."""
         if stream.caught_up:
@@ -174,7 +179,7 @@ class _WatchStream:
         self._position = revision
         lines: list[bytes] = []
         for index, item in enumerate(found):
-            if self._wanted.matches(self._resource.view_of(item)):
+            if self._wanted.matches(self._resource.view_of(item, self._app.objects)):
                 lines.append(self._event(_ADDED, item))
             if index % ENCODE_SLICE_OBJECTS == ENCODE_SLICE_OBJECTS - 1:
                 for chunk in _chunked(lines):
@@ -187,14 +192,15 @@ class _WatchStream:
 
     def _event_line(self, change: ObjectChange) -> bytes | None:
         """The event of one change for this watcher; None if the change does not concern it."""
-        new, old = change.new, change.old
+        joins, objects = self._resource.joins, self._app.objects
+        old, new = joins.change(change, objects) if joins is not None else (change.old, change.new)
         if self._wanted.matches_all:
             if self._shared:
                 return _shared_line(change)
             now, before = new is not None, old is not None
         else:
-            now = new is not None and self._wanted.matches(self._resource.view_of(new))
-            before = old is not None and self._wanted.matches(self._resource.view_of(old))
+            now = new is not None and self._wanted.matches(self._resource.view_of(new, objects))
+            before = old is not None and self._wanted.matches(self._resource.view_of(old, objects))
             if self._shared and now == (new is not None) and before == (old is not None) and (now or before):
                 return _shared_line(change)
         if now and new is not None:

@@ -144,7 +144,12 @@ class Objects:
     ) -> ObjectStream:
         """Changes after a revision. Raises Expired if they are compacted or the reader fell too far behind."""
         cache = self._cache(kind)
-        return ObjectStream(self._follower(kind), cache, _filter(cache, namespace, fields), after)
+        return ObjectStream(self._follower(kind), (cache,), _filter(cache, namespace, fields), after)
+
+    def joint_stream(self, kinds: Sequence[Kind], namespace: str = "", *, after: int) -> ObjectStream:
+        """The changes of several durable kinds as one stream, in the order of their revisions."""
+        caches = tuple(self._cache(kind) for kind in kinds)
+        return ObjectStream(self._durable, caches, ObjectFilter(namespace, ()), after)
 
     async def wait_for(self, kind: Kind, revision: int, *, timeout_s: float) -> bool:
         """Whether this revision was reached in time, for lists that require "at least N"."""
@@ -179,9 +184,10 @@ class Objects:
 class ObjectStream:
     """One reader's changes. A cancelled wait loses nothing. Dropping the stream, or `aclose`, ends it."""
 
-    def __init__(self, follower: Follower, cache: KindCache, wanted: ObjectFilter, after: int) -> None:
+    def __init__(self, follower: Follower, caches: tuple[KindCache, ...], wanted: ObjectFilter, after: int) -> None:
+        """`wanted` names fields only if there is one cache: a field belongs to one kind."""
         self._follower = follower
-        self._cache = cache
+        self._caches = caches
         self._wanted = wanted
         self._after = after
         self._live: Subscription | None = None
@@ -195,7 +201,7 @@ class ObjectStream:
             if self._live is not None:
                 await self._live.wait()
                 found = self._take_unread(self._live)
-            elif self._after < self._cache.recent.floor:
+            elif self._after < max(cache.recent.floor for cache in self._caches):
                 found = await self._read_past()
             else:
                 if self._after > self._follower.revision:
@@ -211,16 +217,19 @@ class ObjectStream:
 
     async def aclose(self) -> None:
         if self._live is not None:
-            self._cache.streams.remove(self._live)
+            for cache in self._caches:
+                cache.streams.remove(self._live)
 
     def __del__(self) -> None:
         if self._live is not None:
-            self._cache.streams.abandon(self._live)
+            for cache in self._caches:
+                cache.streams.abandon(self._live)
 
     def _take_unread(self, live: Subscription) -> Sequence[ObjectChange]:
         found, live.unread = live.unread, []
         if not found and live.fault is not None:
             raise live.fault
+        found = self._in_order(found)
         # A stream may start at a revision that this process has not reached yet.
         return found if not found or found[0].revision > self._after else [c for c in found if c.revision > self._after]
 
@@ -229,8 +238,14 @@ class ObjectStream:
         self._follower.check()
         self._past = None
         self._live = Subscription(self._wanted)
-        self._cache.streams.add(self._live)
-        return self._matching(self._cache.recent.after(self._after))
+        for cache in self._caches:
+            cache.streams.add(self._live)
+        recent = [change for cache in self._caches for change in cache.recent.after(self._after)]
+        return self._matching(self._in_order(recent))
+
+    def _in_order(self, changes: list[ObjectChange]) -> list[ObjectChange]:
+        """Each kind delivers its own changes in order."""
+        return changes if len(self._caches) == 1 else sorted(changes, key=lambda change: change.revision)
 
     async def _check_reachable(self) -> None:
         """Raises Expired for a revision that no process of the cell has reached: it belongs to an earlier era, and
@@ -245,13 +260,15 @@ class ObjectStream:
             self._past = self._follower.store.watch("", after=self._after)
         changes = await anext(self._past)
         self._after = changes[-1].revision
-        prefix = self._cache.kind.prefix
-        return self._matching([self._cache.past_change(change) for change in changes if change.key.startswith(prefix)])
+        by_prefix = [(cache.kind.prefix, cache) for cache in self._caches]
+        own = [(cache, c) for c in changes for prefix, cache in by_prefix if c.key.startswith(prefix)]
+        return self._matching([cache.past_change(change) for cache, change in own])
 
     def _matching(self, changes: Sequence[ObjectChange]) -> Sequence[ObjectChange]:
         if not self._wanted.fields and not self._wanted.namespace:
             return changes
-        seen = (FilteredChange(change, self._cache.values).of(self._wanted) for change in changes)
+        values = self._caches[0].values
+        seen = (FilteredChange(change, values).of(self._wanted) for change in changes)
         return [change for change in seen if change is not None]
 
 
