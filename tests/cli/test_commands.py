@@ -87,7 +87,7 @@ def test_status_of_a_stopped_platform_is_not_serving(run: Run, platform: Platfor
     status = json.loads(completed.stdout)
     assert [cell["name"] for cell in status["cells"]] == ["global", "us-east", "eu-west"]
     assert not any(cell["ready"] for cell in status["cells"])
-    assert status["supervisorPid"] == 0
+    assert status["supervisorPid"] is None
     text = run("status")
     assert text.returncode == ExitCode.UNREACHABLE
     assert "no supervisor" in text.stdout
